@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Protocol
 
 from bridge.mail.envelope import Envelope
 from bridge.mail.list_match import ListAction, ListMatch
 from bridge.mail.reply import Reply
 from bridge.mail.session import Session
-from bridge.matching.match import NETWORK, address, find_address, find_network
+from bridge.matching.match import NETWORK, address, find_address, find_network, recipient_spellings
 from bridge.matching.table import Table
 
 NO_COPY = Reply(451, "4.3.0", "The lists of this server are not available yet, try again later")
@@ -31,6 +32,10 @@ class Copy(Protocol):
 
 Copies = Callable[[str, str | None], Copy | None]  # by name and tenant; None: not fetched yet
 TenantOf = Callable[[str], str | None]  # by address
+
+
+def _sender_spelling(sender: str) -> tuple[str, ...]:
+    return (address(sender),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,7 @@ class EnvelopeLists:
 
     def blocked_recipient(self, recipient: str, tenant: str | None) -> ListMatch | None:
         """The recipient is on a blocking list of the deployment or of its tenant."""
-        return self._find(self._settings.block_recipients, _scopes(tenant), recipient, None)
+        return self._find(self._settings.block_recipients, _scopes(tenant), recipient, None, recipient_spellings)
 
     def allowed(self, session: Session, sender: str, tenant: str | None) -> ListMatch | None:
         """The sender or client is on a list of mail that needs no scan.
@@ -123,16 +128,21 @@ class EnvelopeLists:
         return any(self._copies(name, scope) is None for name, scope in needed)
 
     def _find(
-        self, names: tuple[str, ...], scopes: tuple[str | None, ...], text: str, client: str | None
+        self,
+        names: tuple[str, ...],
+        scopes: tuple[str | None, ...],
+        text: str,
+        client: str | None,
+        spell: Callable[[str], tuple[str, ...]] = _sender_spelling,
     ) -> ListMatch | None:
         if not names:
             return None
-        normalised = address(text)
-        for name in names:
-            for tenant in scopes:
-                copy = self._copies(name, tenant)
-                if copy is not None and (entry := _matching_entry(copy.table, normalised, client)):
-                    return ListMatch(name, entry, ListAction.REFUSED)
+        spellings = spell(text)
+        for name, tenant in product(names, scopes):
+            copy = self._copies(name, tenant)
+            found = () if copy is None else (_matching_entry(copy.table, spelling, client) for spelling in spellings)
+            if entry := next(filter(None, found), None):
+                return ListMatch(name, entry, ListAction.REFUSED)
         return None
 
 

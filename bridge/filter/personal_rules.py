@@ -21,7 +21,7 @@ from bridge.api.scanning import AnalysisResult, Decision
 from bridge.filter import rule_names
 from bridge.filter.policy import Rule
 from bridge.mail.action import Action
-from bridge.mail.address import comparable_address
+from bridge.mail.address import comparable_address, spellings_of_recipient
 from bridge.mail.envelope import Envelope
 from bridge.mail.list_match import ListAction, ListMatch
 from bridge.matching.dangerous_tags import has_danger
@@ -86,8 +86,11 @@ class PersonalLists:
         table = self.source.table
         if table.is_empty:
             return False
-        for recipient in envelope.recipients:  # noqa: SIM110 - `any` takes twice the time
-            if table.has(comparable_address(recipient.address)):
+        for recipient in envelope.recipients:  # `any` takes twice the time
+            written = recipient.address
+            if table.has(comparable_address(written)):
+                return True
+            if not written.isascii() and any(map(table.has, spellings_of_recipient(written))):
                 return True
         return False
 
@@ -120,8 +123,18 @@ class PersonalLists:
         )
 
     def _match(self, kind: str, recipient: str, blocking: Sequence[str], allowing: Sequence[str]) -> str | None:
-        """The entry of this kind that counts for the recipient: a block, unless the allow is narrower."""
-        table, normal = self.source.table, comparable_address(recipient)
+        """The entry of this kind that counts for the recipient: a block, unless the allow is narrower.
+
+        A mail server may deliver another spelling to the same person, so it is blocked as well. It allows nothing.
+        """
+        own, *others = spellings_of_recipient(recipient)
+        found = self._match_spelling(kind, own, blocking, allowing)
+        if found is not None or kind == ALLOW:
+            return found
+        return next(filter(None, (self._match_spelling(BLOCK, other, blocking, allowing) for other in others)), None)
+
+    def _match_spelling(self, kind: str, normal: str, blocking: Sequence[str], allowing: Sequence[str]) -> str | None:
+        table = self.source.table
         if not table.has(normal):
             return None
         block, allow = table.find(BLOCK, normal, blocking), table.find(ALLOW, normal, allowing)

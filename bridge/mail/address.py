@@ -19,7 +19,7 @@ import ipaddress
 import re
 import unicodedata
 from bisect import bisect
-from collections.abc import Container
+from collections.abc import Collection
 from functools import lru_cache
 
 import idna
@@ -70,16 +70,30 @@ def comparable_address(address: str) -> str:
     return f"{local.lower()}@{domain}" if domain else local.lower()
 
 
-def has_certain_domain(address: str, known: Container[str] = ()) -> bool:
+def spellings_of_recipient(address: str) -> tuple[str, ...]:
+    """A recipient, ready to be compared: also as Postfix looks it up, if that is another address.
+
+    Postfix folds case as Unicode defines it, in domains as well: `ma\u00df` is `mass`, and `\u017fales` is `sales`.
+    """
+    own = comparable_address(address)
+    folded = own if address.isascii() else comparable_address(address.casefold())
+    return (own,) if folded == own else (own, folded)
+
+
+def has_certain_domain(address: str, known: Collection[str] = ()) -> bool:
     """Whether all mail servers deliver this recipient by the domain that `domain_of` finds.
 
     Many also take `%`, `!` and a quoted `@` in a local part for the real address, and complete one without a domain
     with their own. `postmaster` alone is valid (RFC 5321 4.5.1). An address literal means whatever mail that host
-    takes, so it must be one of the `known` domains, except for `postmaster`.
+    takes, so it must be one of the `known` domains, except for `postmaster`. Some mail servers may read a domain as
+    another one of those: see `_may_be_another`.
     """
     if len(address) > _MAX_ADDRESS or len(address.rpartition("@")[2]) > _MAX_WRITTEN:
         return False  # no mail server can deliver it; finding out what it may mean would take long
-    if _PLAIN_ADDRESS.fullmatch(address) or address.lower() == "postmaster":
+    if _PLAIN_ADDRESS.fullmatch(address):
+        written = address.rpartition("@")[2]
+        return "." in written[:-1] or not _may_be_another(comparable_domain(written), written, known)
+    if address.lower() == "postmaster":
         return True
     if _without_comments(address).count("@") != 1:  # a source route, or one of them is in the local part
         return False
@@ -93,7 +107,22 @@ def has_certain_domain(address: str, known: Container[str] = ()) -> bool:
     domain = comparable_domain(written)
     if domain in known or (domain[:1] == "[" and local.lower() == "postmaster"):
         return True
-    return domain != "" and not _NO_NAME.search(domain)
+    return domain != "" and not _NO_NAME.search(domain) and not _may_be_another(domain, written, known)
+
+
+def _may_be_another(domain: str, written: str, known: Collection[str]) -> bool:
+    """Whether a mail server may take a domain, which is not one of the `known` ones, for one that is.
+
+    Postfix folds case, and takes `stra\u00dfe.example` for its own domain `strasse.example`; for DNS, it has another
+    owner. Many servers complete a name without a dot: with `append_dot_mydomain`, in DNS, or from a list of hosts.
+    """
+    if domain in known:
+        return False
+    readings = {domain} if written.isascii() else {domain, comparable_domain(written.casefold())}
+    return any(
+        reading in known or ("." not in reading and any(name.startswith(f"{reading}.") for name in known))
+        for reading in readings
+    )
 
 
 def split_address(address: str) -> tuple[str, str]:

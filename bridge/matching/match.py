@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator
 from functools import lru_cache
 
-from bridge.mail.address import comparable_address, domain_of
+from bridge.mail.address import comparable_address, domain_of, spellings_of_recipient
 from bridge.runtime.ip import parse_ip
 
 SENDER, DOMAIN, NETWORK = "sender", "domain", "network"
@@ -27,6 +27,11 @@ def address(text: str) -> str:
     (quoted, with odd characters).
     """
     return comparable_address(text) if domain_of(text) else ""
+
+
+def recipient_spellings(text: str) -> tuple[str, ...]:
+    """The spellings of a recipient, each as `address` returns it: every mail server that may follow has its own."""
+    return spellings_of_recipient(text) if domain_of(text) else ()
 
 
 def find_address(category: str, words: Container[str], text: str) -> str | None:

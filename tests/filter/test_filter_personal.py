@@ -144,6 +144,26 @@ def test_other_senders_and_recipients_are_not_touched(bridge: RunningBridge, per
     assert recipients(bridge) == [[ANNA, BEN], [BEN, CLEO]]
 
 
+def test_blocked_sender_wrote_a_name_that_folds_to_the_recipients(bridge: RunningBridge, personal: Personal) -> None:
+    """Postfix delivers mail for `ru\u017fs` to `russ`. That spelling allows nothing: elsewhere, it is someone else."""
+    russ, folded = "russ@example.org", "ru\u017fs@example.org"
+    personal.add_all([(russ, "block", SENDER), (russ, "allow", "spam@shop.example"), (BEN, "block", SENDER)])
+    assert mail_in_utf8(bridge, SENDER, folded).startswith("250 ") and not recipients(bridge)
+    assert mail_in_utf8(bridge, "other@shop.example", folded).startswith("250 ")
+    assert recipients(bridge) == [[folded]]
+    bridge.scanner.reply = SPAM
+    assert mail_in_utf8(bridge, "spam@shop.example", folded).startswith("250 ") and recipients(bridge) == [[folded]]
+    assert mail_in_utf8(bridge, "spam@shop.example", russ).startswith("250 ")
+    assert recipients(bridge) == [[folded], [russ]]
+
+
+def mail_in_utf8(bridge: RunningBridge, sender: str, recipient: str) -> str:
+    with bridge.client() as client:
+        client.open()
+        client.say(f"MAIL FROM:<{sender}> SMTPUTF8".encode(), f"RCPT TO:<{recipient}>".encode(), b"DATA")
+        return client.say(MAIL + b".")[0].decode()
+
+
 def test_the_more_specific_entry_counts(bridge: RunningBridge, personal: Personal) -> None:
     """A friend at a blocked domain is heard; a nuisance at an allowed domain is not."""
     friend = "friend@shop.example"

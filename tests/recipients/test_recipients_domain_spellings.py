@@ -20,7 +20,7 @@ from bridge.daemon import wiring
 from bridge.errors import ConfigError
 from bridge.intake.milter.mail import Limits, Mail
 from bridge.intake.one_tenant import RecipientGroups
-from bridge.mail.address import domain_of, has_certain_domain
+from bridge.mail.address import comparable_domain, domain_of, has_certain_domain
 from bridge.mail.message import Spool
 from bridge.matching import match, table
 from bridge.matching.table import Table, TableMaker
@@ -354,6 +354,41 @@ UNCERTAIN = [
 def test_the_domain_of_a_recipient_is_certain_or_not(address: str) -> None:
     """Mail servers read a second address out of some local parts; ordinary mail has none of these."""
     assert has_certain_domain(address, ("[2001:db8::1]",)) is (address in CERTAIN)
+
+
+KNOWN = ("strasse.test", comparable_domain("\u03bf\u03b4\u03bf\u03c3.test"), "host.internal", "local")
+ANOTHER = [
+    "v@stra\u00dfe.test",
+    "v@STRA\u1e9eE.test",
+    "v@\uff33tra\u00dfe.test.",
+    '"john doe"@stra\u00dfe.test',
+    "v@\u03bf\u03b4\u03bf\u03c2.test",
+    "v@strasse",
+    "v@STRASSE.",
+    "v@stra\u00dfe",
+    "v@host",
+    '"john doe"@host',
+]
+NOT_ANOTHER = [
+    "v@strasse.test",
+    "v@STRASSE.test.",
+    "v@mail.stra\u00dfe.test",
+    "v@stra\u00dfe.example",
+    "v@xn--strae-oqa.test",
+    "v@local",
+    "v@localhost",
+    "v@stra",
+    "v@\u03bf\u03b4\u03bf\u03c3.test",
+    "v@b\u00fccher.test",
+]
+
+
+@pytest.mark.parametrize("address", ANOTHER + NOT_ANOTHER)
+def test_a_domain_that_the_mail_server_reads_as_another_one_got_no_tenant(address: str) -> None:
+    """Postfix folds case as Unicode defines it, and completes names without a dot; the tenant was the default one."""
+    assert has_certain_domain(address, KNOWN) is (address in NOT_ANOTHER)
+    assert has_certain_domain(address, (*KNOWN, domain_of(address))), "a domain of one's own is certain"
+    assert has_certain_domain(address), "where no domain is known, it is no other one"
 
 
 SPELLINGS = [

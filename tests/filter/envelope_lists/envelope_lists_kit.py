@@ -20,7 +20,12 @@ LISTS: dict[tuple[str, str | None], dict[str, str]] = {
     ("blocked-networks", None): {"192.0.2.0/24": "", "2001:db8:bad::/48": "", "198.51.100.7": ""},
     ("allowed-networks", None): {"203.0.113.0/24": "partners", "127.0.0.0/8": "a trap", "192.0.2.200": ""},
     ("allowed-senders", None): {"friend@sender.example": "", "both@sender.example": ""},
-    ("closed-mailboxes", None): {"gone@example.org": "", "gone@example.net": "", "@closed.example": ""},
+    ("closed-mailboxes", None): {
+        "gone@example.org": "",
+        "gone@example.net": "",
+        "press@example.org": "",
+        "@closed.example": "",
+    },
     ("closed-mailboxes", TENANT): {"retired@tenant.example": ""},
 }
 BLOCK = ["blocked-senders", "blocked-domains", "blocked-networks"]

@@ -182,6 +182,19 @@ def test_an_allowing_list_can_be_made_to_win(service, tmp_path):
         assert offer(bridge, "bad@sender.example").startswith("550 5.7.1 Not here (id=")
 
 
+@pytest.mark.parametrize(
+    "recipient", ["pre\u017f\u017f@example.org", "PRE\u1e9e@Example.org.", '"pre\u00df"@example.org']
+)
+def test_a_closed_mailbox_was_open_under_a_name_that_folds_to_its_own(bridge, recipient):
+    """Postfix folds case as Unicode defines it, and delivers mail for `pre\u00df` to `press`."""
+    with Client(bridge) as client:
+        client.say("EHLO client.example")
+        assert client.say("MAIL FROM:<good@sender.example> SMTPUTF8").startswith("250")
+        assert REFUSED.fullmatch(client.say(f"RCPT TO:<{recipient}>"))
+        assert client.say("RCPT TO:<pre\u017f@example.org>").startswith("250")
+        assert client.say("RCPT TO:<jos\u00e9@example.org>").startswith("250")
+
+
 @pytest.mark.parametrize("protocol", ["smtp", "lmtp"])
 def test_shadow_mode_only_reports(service, tmp_path, protocol):
     """Everything is scanned and relayed; log and metrics show what the lists would have done."""
