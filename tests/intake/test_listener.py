@@ -118,6 +118,19 @@ def test_client_that_is_no_longer_trusted_after_a_reload_sends_no_more_mail(tmp_
         assert len(bridge.scanner.submissions) == 1
 
 
+def test_proxy_that_is_no_longer_trusted_after_a_reload_named_trusted_clients(tmp_path: Path) -> None:
+    """Its open connections were looked at by the address that it had named itself."""
+    trusted = ["127.0.0.1/32", "192.0.2.0/24"]
+    with running_bridge(tmp_path, proxy_protocol=True, trusted_clients=trusted) as bridge, bridge.client() as client:
+        client.send(b"PROXY TCP4 192.0.2.7 127.0.0.1 4711 25\r\n")
+        client.open()
+        assert client.mail().startswith(b"250 ")
+        listener = bridge.daemon.config.listeners[0].model_copy(update={"trusted_clients": ["192.0.2.0/24"]})
+        changed = bridge.daemon.config.model_copy(update={"listeners": [listener]})
+        bridge.background.run(bridge.daemon.reload(lambda: changed))
+        assert client.say(b"MAIL FROM:<a@client.example>")[0].startswith(b"550 5.7.1 ")
+
+
 def _over_smtp(bridge: RunningBridge, stack: ExitStack) -> Callable[[], bool]:
     client = stack.enter_context(bridge.client())
     client.open()

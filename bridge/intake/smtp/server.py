@@ -202,7 +202,7 @@ class SmtpServer:
     def handle_MAIL(
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, address: str, options: list[str]
     ) -> Any:
-        if not (session.trusted and self.listener.still_trusts(server)):
+        if not (session.trusted and self._still_trusts(server)):
             session.trusted = False
             self._refused(session.client.address, Refusal.UNTRUSTED, address, _NOT_ALLOWED)
             session.strike()
@@ -215,6 +215,10 @@ class SmtpServer:
             self._on_too_many(too_many("mail", client, address, refusal))
             return refusal
         return MISSING
+
+    def _still_trusts(self, server: SmtpConnection) -> bool:
+        """The client, and the peer: if that is a proxy, it has named the client."""
+        return server.session.peer_address in self.listener.trusted and self.listener.still_trusts(server)
 
     def handle_RCPT(
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, address: str, options: list[str]
