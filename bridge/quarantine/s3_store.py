@@ -1,7 +1,8 @@
 """A store in S3-compatible object storage, through obstore.
 
 Each object is one PUT, never a multipart upload: the server has all of it or nothing, a crash leaves no
-hidden parts behind, and mail is small (50 MiB at most). `keep` awaits the server's confirmation, until
+hidden parts behind, and mail is small (50 MiB at most). All of it is in memory meanwhile, so mails wait for each other
+if there is no room for them (`upload_room`). `keep` awaits the server's confirmation, until
 the mail's deadline; the transfer runs on obstore's own threads, not on the event loop. Whatever failed
 or timed out is removed in the background. If that fails as well, its `.json` or `.eml` is missing, and
 `clean` finds it a day later; earlier it could be a mail that another machine is still writing.
@@ -30,6 +31,7 @@ from bridge.mail.spool import BLOCK
 from bridge.quarantine.locks import Locks
 from bridge.quarantine.record import StoredRecord
 from bridge.quarantine.store import Content, HeldLock, ListedMail, MailNotFound, RecordChanged, is_id, leftovers
+from bridge.quarantine.upload_room import UploadRoom
 from bridge.quarantine.usage import Usage
 from bridge.runtime import durable_files
 
@@ -62,6 +64,7 @@ class S3Settings:
     allow_http: bool = False
     ca: bytes | None = field(default=None, repr=False)  # PEM
     leftover_age_s: float = LEFTOVER_AGE_S
+    max_in_memory: int = 128 * 1024 * 1024  # bytes of mail that is being stored
 
     @property
     def name(self) -> str:
@@ -78,21 +81,25 @@ class S3Store:
         self.name = settings.name
         self._settings = settings
         self._locks = locks
+        self._room = UploadRoom(settings.max_in_memory)
         self._cleaning_up: set[asyncio.Task[None]] = set()
 
     async def keep(self, mail_id: str, content: Content, metadata: bytes, deadline: float) -> None:
+        try:
+            async with asyncio.timeout_at(deadline), self._room.take(content.size):
+                await self._upload(mail_id, await _whole(content, deadline), metadata)
+        except TimeoutError as exc:
+            raise StoreError(f"quarantine: {self.name}: deadline passed") from exc
+
+    async def _upload(self, mail_id: str, data: bytearray, metadata: bytes) -> None:
         import obstore
 
-        data = await _whole(content, deadline)
         try:
-            async with asyncio.timeout(deadline - asyncio.get_running_loop().time()):
-                with _translated():
-                    await obstore.put_async(self._bucket, f"{mail_id}.eml", data, use_multipart=False)
-                    await obstore.put_async(self._bucket, f"{mail_id}.json", metadata, use_multipart=False)
-        except BaseException as exc:
+            with _translated():
+                await obstore.put_async(self._bucket, f"{mail_id}.eml", data, use_multipart=False)
+                await obstore.put_async(self._bucket, f"{mail_id}.json", metadata, use_multipart=False)
+        except BaseException:
             self._in_background(self._clean_up(mail_id))
-            if isinstance(exc, TimeoutError):
-                raise StoreError(f"quarantine: {self.name}: deadline passed") from exc
             raise
 
     def listing(self) -> dict[str, ListedMail]:

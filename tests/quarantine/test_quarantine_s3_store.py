@@ -209,6 +209,38 @@ async def test_a_client_that_goes_away_leaves_nothing_in_the_bucket(tmp_path: Pa
     assert faulty.objects == {}
 
 
+async def test_all_mail_on_its_way_to_slow_storage_was_in_memory(tmp_path: Path, faulty: FaultyServer) -> None:
+    """A few large mails at once could make the kernel kill the bridge; now they wait for each other."""
+    faulty.fault = first_of(".eml", "hang")
+    settings = replace(s3_settings(faulty.port, "x"), max_in_memory=2 * len(LARGE) + len(LARGE) // 2)
+    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=settings))
+    sent = [asyncio.create_task(quarantine.keep(make_tx(LARGE), HEAD, {})) for _ in range(2)]
+    for _ in sent:
+        assert await asyncio.to_thread(faulty.heard.acquire, timeout=SOON_S)
+    faulty.fault = lambda method, name: 0
+    gone = asyncio.create_task(quarantine.keep(make_tx(LARGE), HEAD, {}))
+    late = asyncio.create_task(quarantine.keep(replace(make_tx(), deadline=time.monotonic() + 0.2), HEAD, {}))
+    waiting = asyncio.create_task(quarantine.keep(make_tx(LARGE), HEAD, {}))
+    await asyncio.wait({late})
+    with pytest.raises(StoreError, match="deadline"):
+        late.result()
+    gone.cancel()
+    await asyncio.wait({gone})
+    assert not faulty.objects and not waiting.done()
+    faulty.go_on.set()  # cuts the connections; obstore sends both mails again
+    await asyncio.gather(*sent, waiting)
+    await quarantine.close()
+    assert sorted(map(len, faulty.objects.values()))[3:] == [len(HEAD + LARGE)] * 3
+
+
+async def test_a_mail_that_is_larger_than_the_room_takes_all_of_it(tmp_path: Path, faulty: FaultyServer) -> None:
+    settings = replace(s3_settings(faulty.port, "x"), max_in_memory=1000)
+    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=settings))
+    await asyncio.gather(*(quarantine.keep(make_tx(LARGE), HEAD, {}) for _ in range(3)))
+    await quarantine.close()
+    assert len(faulty.objects) == 6
+
+
 def test_a_daemon_starts_and_answers_451_while_its_storage_is_away(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
