@@ -53,6 +53,20 @@ def test_entries_of_a_tenant_count_for_its_mail_alone(tmp_path: Path) -> None:
         assert running.submit(mail(b"x"), **border(ANNA)).json["decision"] == "deliver"
 
 
+def test_blocked_sender_wrote_a_name_that_folds_to_the_recipients() -> None:
+    """Postfix delivers mail for `ru\u017fs` to `russ`; an entry that allows is about the exact spelling only."""
+    index = ListIndex(PREDEFINED, frozenset({"personal-allowed-senders"}))
+    for name in ("personal-blocked-senders", "personal-allowed-senders"):
+        index.add(GLOBAL, name, f"russ@example.org {SENDER}")
+
+    def matches(recipient: str) -> list[str]:
+        return sorted(index.match(None, traits_of(SENDER, (), None, (), (), [recipient])))
+
+    assert matches("RUSS@example.org") == ["personal-allowed-senders", "personal-blocked-senders"]
+    assert matches("ru\u017fs@example.org") == matches("ru\u00df@EXAMPLE.org") == ["personal-blocked-senders"]
+    assert matches("ru\u017f@example.org") == []
+
+
 def test_many_recipients_and_authors_stopped_the_event_loop() -> None:
     """Every recipient was compared with every parent of every author's domain: 15 s for one mail."""
     index = ListIndex(PREDEFINED, frozenset())

@@ -10,11 +10,11 @@ shows (the host of a URL, an attachment). Knows nothing about storage: `follow` 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from bridge.mail.address import comparable_address
+from bridge.mail.address import comparable_address, spellings_of_recipient
 from bridge.matching.match import DOMAIN, SENDER, Length, address, entries_about, find_network
 from bridge.service.lists.store import GLOBAL
 from bridge.service.settings import ListDefinition
@@ -115,7 +115,8 @@ class ListIndex:
             case "attachment":
                 return not words.isdisjoint(traits.digests)
             case "personal":
-                return _all_agree(words, traits.recipients, senders.entries)
+                spell = _own_spelling if name in self._allowing else spellings_of_recipient
+                return _all_agree(words, traits.recipients, senders.entries, spell)
             case _:
                 return False
 
@@ -135,14 +136,25 @@ class _Senders:
         return dict.fromkeys(entry for each in self._addresses for entry in entries_about(DOMAIN, each))
 
 
-def _all_agree(words: set[str], recipients: tuple[str, ...], entries: Iterable[str]) -> bool:
+def _all_agree(
+    words: set[str],
+    recipients: tuple[str, ...],
+    entries: Iterable[str],
+    spell: Callable[[str], tuple[str, ...]],
+) -> bool:
     """Whether every recipient has one of these entries: one decision applies to all of them.
 
     Ends with the first recipient without one: a mail may have thousands of recipients.
     """
     return bool(recipients) and all(
-        any(f"{normal} {entry}" in words for entry in entries) for normal in map(comparable_address, recipients)
+        any(f"{normal} {entry}" in words for normal in spellings for entry in entries)
+        for spellings in map(spell, recipients)
     )
+
+
+def _own_spelling(recipient: str) -> tuple[str, ...]:
+    """An entry that has mail delivered is about nobody else, however a mail server spells them."""
+    return (comparable_address(recipient),)
 
 
 def _host(words: set[str], counts: list[int], hosts: Iterable[str]) -> str:
