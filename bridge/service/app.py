@@ -36,6 +36,7 @@ from bridge.service.analysis.pipeline import Pipeline
 from bridge.service.auth import StaticTokens
 from bridge.service.cluster.members import Members
 from bridge.service.core_nodes import CoreNodes
+from bridge.service.database_calls import DatabaseCalls
 from bridge.service.health import Health
 from bridge.service.keys import KeyRing
 from bridge.service.learning.endpoint import FeedbackEndpoint
@@ -78,13 +79,14 @@ class Site:
         self.config = config
         self._lasting = lasting
         self._store = Store(config.database_url)
-        self._keys = KeyRing(self._store)
+        self._calls = calls = DatabaseCalls(timings.database_s)
+        self._keys = KeyRing(self._store, calls)
         self._lists = ListStore(self._store, config.lists)
         allowing = config.decisions.allowing(self._lists.definitions)
-        self._follower = ListFollower(self._store, self._lists, self._keys, allowing)
-        self._records = RecordWriter(self._store, config.records.retention)
+        self._follower = ListFollower(self._store, self._lists, self._keys, allowing, calls)
+        self._records = RecordWriter(self._store, config.records.retention, calls)
         self._votes = VoteStore(self._store)
-        self._learned = Learned(self._votes)
+        self._learned = Learned(self._votes, calls)
         self._engines = engines_of(config.analyzers)
         self._backend = self._chosen_backend(timings)
         tokens = StaticTokens(config.abby.staticApiTokens)
@@ -92,6 +94,7 @@ class Site:
             *(tokens, self._votes, self._learned, config.analyzers, lasting.metrics),
             timings.upload_idle_s,
             lasting.disk,
+            calls,
         )
         scanning = config.guard.scanSources.restApi is not None
         self._status = SharedCall(  # anyone may ask (/readyz), and other machines may have to answer
@@ -115,6 +118,7 @@ class Site:
     async def start(self) -> None:
         """Start in order. Raises ConfigError or StoreUnavailable, and has then stopped what was started."""
         async with AsyncExitStack() as stack:
+            stack.callback(self._calls.close)
             stack.callback(self._store.close)  # the first component opens it
             for component in (self._follower, self._learned, self._records, self._feedback, self._backend):
                 stack.push_async_callback(component.stop)
@@ -163,7 +167,7 @@ class Site:
                 Route(SUBMIT_PATH, submit, methods=["POST"]),
                 Route(FEEDBACK_PATH, self._feedback, methods=["POST"]),
                 Route(STATUS_PATH, StatusEndpoint(tokens, self._status, database), methods=["POST"]),
-                *_list_routes(ListsApi(self._lists, self._keys, self._follower)),
+                *_list_routes(ListsApi(self._lists, self._keys, self._follower, self._calls)),
                 *_health_routes(health),
                 *_document_routes(),
             ],

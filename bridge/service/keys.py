@@ -20,6 +20,7 @@ from bridge.errors import BridgeError
 from bridge.runtime.shared_call import SharedCall
 from bridge.runtime.suggestion import did_you_mean
 from bridge.service.auth import credentials, digest
+from bridge.service.database_calls import DatabaseCalls
 from bridge.service.responses import Refused, storage_unavailable
 from bridge.service.store import STORAGE_ERRORS, Store, api_key
 
@@ -45,8 +46,9 @@ class ApiKey:
 class KeyRing:
     """The keys of one database, kept in memory by `refresh`."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, calls: DatabaseCalls | None = None) -> None:
         self._store = store
+        self._calls = calls or DatabaseCalls()
         self._valid: tuple[bytes, ...] | None = None  # None: not loaded yet
         self._refresh_soon = SharedCall(self._refresh_in_thread)
         self._refreshed_at = float("-inf")
@@ -82,7 +84,7 @@ class KeyRing:
         await asyncio.sleep(self._refreshed_at + REFRESH_INTERVAL_S - loop.time())
         self._refreshed_at = loop.time()
         try:
-            await asyncio.to_thread(self.refresh)
+            await self._calls.ask(self.refresh)
         except STORAGE_ERRORS:  # keep the keys that are already in memory
             pass
 

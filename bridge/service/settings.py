@@ -46,6 +46,7 @@ class Timings:
     probe_interval_s: float = 2.0  # between two probes of an excluded core node
     head_s: float = 30.0  # for a request's head
     upload_idle_s: float = 60.0  # the longest pause within an upload
+    database_s: float = 20.0  # for one call of the database
 
 
 class Tls(Section):

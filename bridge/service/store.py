@@ -29,6 +29,7 @@ from sqlalchemy import (
     insert,
     inspect,
     select,
+    text,
     update,
 )
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
@@ -40,6 +41,7 @@ from bridge.runtime.schema_version import DatabaseNewer
 from bridge.service import learning_tables
 
 PROBE_S = 5.0
+LOCK_S = 10.0  # in PostgreSQL: for a lock; in SQLite, its engine has the same limit
 MIGRATION_LOCK = 0x5CA7B12D  # an arbitrary number for the advisory lock
 
 metadata = MetaData()
@@ -193,13 +195,21 @@ class Store:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         with self.engine.connect() as connection:
+            _limit_waits(connection)
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction that takes the write lock at its start, so it cannot fail halfway for lack of it."""
         with database.writing(self.engine) as connection:
+            _limit_waits(connection)
             yield connection
+
+
+def _limit_waits(connection: Connection) -> None:
+    """A table that somebody has locked, for a backup or a repair, is an error after a while."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"SET LOCAL lock_timeout = {LOCK_S * 1000:.0f}"))
 
 
 def _identity(target: Database) -> str:

@@ -14,6 +14,7 @@ from bridge.service.analysis.engines import engines_of
 from bridge.service.analysis.pipeline import Pipeline
 from bridge.service.auth import StaticTokens
 from bridge.service.cluster.worker import NatsWorker
+from bridge.service.database_calls import DatabaseCalls
 from bridge.service.health import Health
 from bridge.service.keys import KeyRing
 from bridge.service.learning.follow import Learned
@@ -35,12 +36,13 @@ class WorkerSite:
             )
         self._metrics = ServiceMetrics()
         self._store = Store(config.database_url)
+        self._calls = calls = DatabaseCalls()
         lists = ListStore(self._store, config.lists)
         self._follower = ListFollower(
-            self._store, lists, KeyRing(self._store), config.decisions.allowing(lists.definitions)
+            self._store, lists, KeyRing(self._store, calls), config.decisions.allowing(lists.definitions), calls
         )
-        self._records = RecordWriter(self._store, config.records.retention)
-        self._learned = Learned(VoteStore(self._store))
+        self._records = RecordWriter(self._store, config.records.retention, calls)
+        self._learned = Learned(VoteStore(self._store), calls)
         engines = engines_of(config.analyzers)
         pipeline = Pipeline(config, self._follower, self._records, engines, self._metrics, self._learned)
         self._worker = NatsWorker(config, pipeline, self._metrics, self._store.identity)
@@ -56,6 +58,7 @@ class WorkerSite:
     async def start(self) -> None:
         """Start in order. Raises ConfigError or StoreUnavailable, and has then stopped what was started."""
         async with AsyncExitStack() as stack:
+            stack.callback(self._calls.close)
             stack.callback(self._store.close)
             for component in (self._follower, self._learned, self._records, self._worker):
                 stack.push_async_callback(component.stop)

@@ -29,6 +29,7 @@ from bridge.service.analysis.pipeline import limits_of
 from bridge.service.analysis.worker_pool import TIMED_OUT, WorkerFailed
 from bridge.service.analyzer_settings import Analyzers
 from bridge.service.auth import StaticTokens
+from bridge.service.database_calls import DatabaseCalls
 from bridge.service.learning.follow import DEPLOYMENT, Learned
 from bridge.service.learning.store import Analysed, TooManyScopes, VoteStore
 from bridge.service.learning.votes import PROOFS, Vote, bounded, digest, digest_of_person, origin_of, senders_of
@@ -59,9 +60,11 @@ class FeedbackEndpoint:
         metrics: ServiceMetrics,
         idle_s: float,
         disk: SpoolDisk,
+        calls: DatabaseCalls,
     ) -> None:
         self._tokens = tokens
         self._votes = votes
+        self._calls = calls
         self._learned = learned
         self._analyzers = analyzers
         self._metrics = metrics
@@ -115,7 +118,7 @@ class FeedbackEndpoint:
             raise Refused(409, "other_mail", "the ggrid belongs to another mail or another tenant")
         vote = _vote(request, mail, found, known)
         try:
-            is_new = await asyncio.to_thread(self._votes.add, request.tenant_uid or DEPLOYMENT, vote)
+            is_new = await self._calls.change(self._votes.add, request.tenant_uid or DEPLOYMENT, vote)
         except TooManyScopes:
             raise Refused(409, "too_many_tenants", "too many tenants already have reports") from None
         self._learned.wake()
@@ -124,7 +127,7 @@ class FeedbackEndpoint:
     async def _analysed(self, ggrid: str) -> Analysed | None:
         """Records are written a moment after the analysis, which a quick report must not outrun."""
         for _ in range(round(RECORD_S / _RECORD_POLL_S)):
-            if found := await asyncio.to_thread(self._votes.analysed, ggrid):
+            if found := await self._calls.ask(self._votes.analysed, ggrid):
                 return found
             await asyncio.sleep(_RECORD_POLL_S)
         return None

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 
+from bridge.service.database_calls import DatabaseCalls
 from bridge.service.learning.score_shift import EMPTY, Layer, combined, layer_of
 from bridge.service.learning.store import VoteStore
 from bridge.service.polling import next_poll
@@ -25,8 +26,9 @@ log = logging.getLogger("bridge.service")
 class Learned:
     """Starts after the database was opened."""
 
-    def __init__(self, votes: VoteStore) -> None:
+    def __init__(self, votes: VoteStore, calls: DatabaseCalls | None = None) -> None:
         self._votes = votes
+        self._calls = calls or DatabaseCalls()
         self._layers: dict[str, Layer] = {}
         self._versions: dict[str, int] = {}
         self._wake = asyncio.Event()
@@ -82,7 +84,7 @@ class Learned:
 
     async def _refresh(self) -> None:
         try:
-            layers = await asyncio.to_thread(self._current)
+            layers = await self._calls.ask(self._current)
         except STORAGE_ERRORS as exc:
             if type(exc).__name__ != self._trouble:
                 log.error("learning: cannot read the database, using what is in memory: %s", type(exc).__name__)

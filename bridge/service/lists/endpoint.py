@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from bridge.api.lists import MAX_ENTRIES_PER_REQUEST, NDJSON
 from bridge.matching import spelling
+from bridge.service.database_calls import DatabaseCalls
 from bridge.service.keys import KeyRing
 from bridge.service.lists.follow import ListFollower
 from bridge.service.lists.store import GLOBAL, PAGE, Entry, ListFull, ListStore
@@ -39,8 +40,9 @@ Handler = Callable[[Body, Send], Awaitable[None]]
 
 
 class ListsApi:
-    def __init__(self, lists: ListStore, keys: KeyRing, follower: ListFollower) -> None:
+    def __init__(self, lists: ListStore, keys: KeyRing, follower: ListFollower, calls: DatabaseCalls) -> None:
         self._lists = lists
+        self._calls = calls
         self._keys = keys
         self._follower = follower
 
@@ -52,7 +54,7 @@ class ListsApi:
         definition, scope = self._list(body), _scope(body)
         items = _items(body)
         try:
-            count = await asyncio.to_thread(self._add, scope, definition, items)
+            count = await self._calls.change(self._add, scope, definition, items)
         except ListFull:
             text = f"the list would have more than {definition.maxSize} entries"
             raise Refused(409, "list_full", text) from None
@@ -71,7 +73,7 @@ class ListsApi:
         _check_fields(body, {"listName", "entries", "tenantUid"})
         definition, scope = self._list(body), _scope(body)
         items = _texts(_items(body))
-        count = await asyncio.to_thread(self._delete, scope, definition, items)
+        count = await self._calls.change(self._delete, scope, definition, items)
         self._follower.wake()
         await send_json(send, 200, {"modifiedEntries": count})
 
@@ -93,13 +95,13 @@ class ListsApi:
     async def list_entries(self, body: Body, send: Send) -> None:
         _check_fields(body, {"listName", "tenantUid"})
         name, scope = self._list(body).name, _scope(body)
-        chunks, last = await asyncio.to_thread(self._page, scope, name, None)
+        chunks, last = await self._calls.ask(self._page, scope, name, None)
         headers = [(b"content-type", NDJSON.encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             await _send_chunks(send, chunks)
             while last is not None:
-                chunks, last = await asyncio.to_thread(self._page, scope, name, last)
+                chunks, last = await self._calls.ask(self._page, scope, name, last)
                 await _send_chunks(send, chunks)
         except TimeoutError:
             log.info("list=%s client stopped reading the stream of entries", name)

@@ -1,8 +1,8 @@
 """Keeps the index in memory in step with the database, including changes by other processes.
 
 Writes of this process trigger a poll immediately; changes by other processes are found by polling
-every half second. If the database becomes unavailable, the index stays as it is and scans continue. If
-it has never been available, it is unknown what is blocked: `loaded` is False, and no mail may be decided.
+every half second. If the database becomes unavailable, or does not answer, the index stays as it is and scans
+continue. If it has never been available, it is unknown what is blocked: `loaded` is False, and no mail may be decided.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from bridge.runtime.threads import Threads
+from bridge.service.database_calls import DatabaseCalls, no_answer
 from bridge.service.keys import KeyRing
 from bridge.service.lists.index import ListIndex
 from bridge.service.lists.store import REMOVALS_KEPT_S, Change, ListStore
@@ -23,6 +24,7 @@ from bridge.service.store import Store, StoreUnavailable
 
 POLL_INTERVAL_S = 0.5
 EXPIRE_INTERVAL_S = 3600.0
+_STOP_S = 5.0  # for what is being read
 BATCH = 1000  # changes applied before the event loop runs other tasks
 
 T = TypeVar("T")
@@ -31,7 +33,14 @@ log = logging.getLogger("bridge.service")
 
 
 class ListFollower:
-    def __init__(self, store: Store, lists: ListStore, keys: KeyRing, allowing: frozenset[str]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        lists: ListStore,
+        keys: KeyRing,
+        allowing: frozenset[str],
+        calls: DatabaseCalls | None = None,
+    ) -> None:
         self._allowing = allowing
         self._store = store
         self._lists = lists
@@ -42,7 +51,9 @@ class ListFollower:
         self._expired_at = time.monotonic()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._thread = ThreadPoolExecutor(1, "lists")
+        self._answer_s = (calls or DatabaseCalls()).answer_s
+        self._thread = Threads("lists", 1)
+        self._running: asyncio.Future[Any] | None = None
         self._trouble = ""
         self.loaded = False
         self.current = False
@@ -61,7 +72,11 @@ class ListFollower:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await asyncio.to_thread(self._thread.shutdown)
+        if self._running is not None:
+            await asyncio.wait([self._running], timeout=_STOP_S)
+            if not self._running.cancel() and not self._running.cancelled():
+                self._running.exception()  # nobody else asks for it
+        self._thread.close()
 
     def wake(self) -> None:
         """Poll now, because this process has written something."""
@@ -73,7 +88,7 @@ class ListFollower:
             try:
                 if not self.loaded or time.monotonic() - self._seen_at > REMOVALS_KEPT_S / 2:
                     await self._load_all()
-                await self._apply(await self._in_thread(self._poll))
+                await self._apply(await self._in_thread(self._poll, self._answer_s))
             except Exception as exc:  # not only storage: a task that ends here would leave the lists unchanged forever
                 self._lost(exc)
             else:
@@ -102,8 +117,12 @@ class ListFollower:
             if i % BATCH == BATCH - 1:
                 await asyncio.sleep(0)
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def _in_thread(self, work: Callable[[], T], answer_s: float | None = None) -> T:
+        """To its end: there is one thread. After `answer_s`, the lists count as unreadable until then."""
+        running = self._running = self._thread.run(work)
+        if not (await asyncio.wait([running], timeout=answer_s))[0]:
+            self._lost(no_answer())
+        return await asyncio.shield(running)
 
     def _load(self) -> ListIndex:
         self._store.open()

@@ -20,6 +20,7 @@ from sqlalchemy.exc import DataError, IntegrityError
 
 from bridge.api.scanning import AnalysisResult
 from bridge.runtime.database import insert_into
+from bridge.service.database_calls import DatabaseCalls
 from bridge.service.store import STORAGE_ERRORS, Store, analysis
 
 WRITE_INTERVAL_S = 1.0
@@ -31,8 +32,9 @@ log = logging.getLogger("bridge.service")
 
 
 class RecordWriter:
-    def __init__(self, store: Store, retention_s: float) -> None:
+    def __init__(self, store: Store, retention_s: float, calls: DatabaseCalls | None = None) -> None:
         self._store = store
+        self._calls = calls or DatabaseCalls()
         self._retention_s = retention_s
         self._waiting: deque[dict[str, Any]] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -63,10 +65,16 @@ class RecordWriter:
         self._task = asyncio.create_task(self._write_periodically(), name="records")
 
     async def stop(self) -> None:
-        """Write the remaining records. A write in progress is finished, so no connection is left open."""
+        """Write the remaining records, as far as the database answers."""
         self._stopping.set()
-        if self._task is not None:
-            await self._task
+        if self._task is None:
+            return
+        _, late = await asyncio.wait([self._task], timeout=self._calls.answer_s)
+        if late:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._waiting or late:
+            log.error("records: the service stops before all of them are written: the database is not available")
 
     async def _write_periodically(self) -> None:
         while not self._stopping.is_set():
@@ -88,7 +96,7 @@ class RecordWriter:
             batch = [self._waiting.popleft() for _ in range(min(BATCH, left))]
             left -= BATCH
             try:
-                await asyncio.to_thread(self._write, batch)
+                await self._calls.ask(self._write, batch)
             except (DataError, IntegrityError) as exc:  # the records themselves: another attempt would fail too
                 self._lose(batch, exc)
             except STORAGE_ERRORS as exc:
