@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 import yaml
@@ -14,6 +16,7 @@ from sqlalchemy import create_engine, text
 from bridge.matching.spelling import normalise
 from bridge.service.analysis.content.links import Links, ascii_lower
 from bridge.service.decision_settings import Decisions
+from bridge.service.lists.endpoint import MAX_REQUESTS
 from bridge.service.lists.index import ListIndex, traits_of
 from bridge.service.lists.store import GLOBAL, PREDEFINED, Entry, ListFull, ListStore
 from bridge.service.settings import ListDefinition, ServiceConfig
@@ -597,3 +600,21 @@ def test_a_request_of_a_million_objects_stopped_all_scans(module_lists, piece):
     assert (answer.status, answer.json["error"]) == (400, "invalid_request")
     entries = [{"entry": f"{number}@example.org", "comment": '"\\[{' * 400} for number in range(500)]
     assert module_lists.call("addEntries", {"listName": "blocked-senders", "entries": entries}).status == 200
+
+
+def test_list_requests_without_limit_took_the_memory_of_the_service(running):
+    """Each may need some megabytes, for its body or for the entries that its client does not read."""
+    lists = Lists(running)
+    head = (
+        f"POST /api/public/lists/v1/getLists HTTP/1.1\r\nHost: x\r\nAuthorization: apikey {lists.key}\r\n"
+        "Content-Type: application/json\r\nContent-Length: 1000000\r\n\r\n"
+    )
+    with ExitStack() as stack:
+        for _ in range(MAX_REQUESTS):
+            slow = stack.enter_context(socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S))
+            slow.sendall(head.encode())
+        wait_for(lambda: lists.call("getLists", {}).status == 503)
+        answer = lists.add("blocked-senders", "evil@bad.example")
+        assert (answer.status, answer.json["error"], answer.headers["Retry-After"]) == (503, "saturated", "1")
+        assert running.submit(mail()).status == 200
+    wait_for(lambda: lists.call("getLists", {}).status == 200)

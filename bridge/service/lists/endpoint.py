@@ -3,15 +3,15 @@
 Without `tenantUid`, a call works on the deployment-global scope. A misspelled `tenantUid` would
 therefore change the whole deployment, so unknown fields are refused. Database work runs in threads. The
 stream of entries is read page by page: it needs the memory of one page, and a slow reader holds
-neither a lock nor a connection.
+neither a lock nor a connection. The number of requests at a time is limited: each may need some megabytes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
@@ -28,6 +28,7 @@ from bridge.service.responses import Refused, check_plain, refuse, send_json, st
 from bridge.service.settings import ListDefinition
 from bridge.service.store import STORAGE_ERRORS
 
+MAX_REQUESTS = 64  # of all clients, from the head of a request to the end of its answer
 MAX_BODY = 8 * 1024 * 1024  # 500 entries with comments, every character escaped
 BODY_TIMEOUT_S = 60.0
 WRITE_TIMEOUT_S = 60.0  # time for a reader of the stream to accept one chunk
@@ -45,9 +46,10 @@ class ListsApi:
         self._calls = calls
         self._keys = keys
         self._follower = follower
+        self._places = _Places()
 
     def endpoint(self, handler: Handler) -> ListEndpoint:
-        return ListEndpoint(self._keys, handler)
+        return ListEndpoint(self._keys, handler, self._places)
 
     async def add_entries(self, body: Body, send: Send) -> None:
         _check_fields(body, {"listName", "entries", "tenantUid"})
@@ -126,18 +128,38 @@ class ListsApi:
         return definition
 
 
+class _Places:
+    """For the requests that are in work."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Raises Refused."""
+        if self._taken >= MAX_REQUESTS:
+            raise Refused(503, "saturated", "too many list requests are being processed", retry_after_s=1)
+        self._taken += 1
+        try:
+            yield
+        finally:
+            self._taken -= 1
+
+
 class ListEndpoint:
     """Checks the key, reads the body, calls the handler, and turns failures into Error objects."""
 
-    def __init__(self, keys: KeyRing, handler: Handler) -> None:
+    def __init__(self, keys: KeyRing, handler: Handler, places: _Places) -> None:
         self._keys = keys
         self._handler = handler
+        self._places = places
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._keys.check(scope)
-            body = await _read(scope, receive)
-            await self._handler(body, send)
+            with self._places.one():
+                body = await _read(scope, receive)
+                await self._handler(body, send)
         except Refused as refused:
             await refuse(scope, receive, send, refused)
         except STORAGE_ERRORS:

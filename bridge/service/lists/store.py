@@ -20,7 +20,7 @@ from bridge.service.settings import ListDefinition
 from bridge.service.store import Store, clock, list_entry, list_removal, list_state, next_numbers
 
 GLOBAL = ""  # the deployment-global scope
-PAGE = 2000
+PAGE = 500  # each entry may take 14 KB, if its comment is long and not ASCII
 PREDEFINED_SIZE = 1_000_000
 REMOVALS_KEPT_S = 86_400.0
 
