@@ -24,11 +24,12 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 def header(scope: Scope, name: bytes) -> bytes:
-    """The first header field of this lower-case name; empty if there is none."""
-    for key, value in scope["headers"]:
-        if key == name:
-            return bytes(value)
-    return b""
+    """The header field of this lower-case name; empty if there is none.
+
+    Of several, the whole list (RFC 9110 5.3): whoever uses the first of them and not the last sees another request than
+    a proxy that does the opposite.
+    """
+    return b", ".join([value for key, value in scope["headers"] if key == name])
 
 
 @lru_cache(maxsize=256)  # a client sends the same few values with every mail

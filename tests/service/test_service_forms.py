@@ -21,6 +21,7 @@ from tests.service.service_kit import (
     Lists,
     closing,
     mail,
+    make_key,
     multipart,
     parameters_json,
     part,
@@ -345,6 +346,24 @@ def test_a_body_for_the_status_is_ignored(running):
     """None is specified; some clients send an empty object."""
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     assert running.request("POST", "/v1/admin/status", b"{}", headers).json == {"messageQueueStatus": "GREEN"}
+
+
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [
+        ("Content-Type: text/plain", 415),
+        ("Content-Encoding: identity\r\nContent-Encoding: gzip", 415),
+        ("Authorization: apikey other", 401),
+    ],
+)
+def test_of_two_fields_of_one_name_only_the_first_counted(running, more, status):
+    """A proxy that uses the last one saw another request than we did."""
+    key = make_key(running.config)
+    request = (
+        f"POST /api/public/lists/v1/getLists HTTP/1.1\r\nHost: x\r\nAuthorization: apikey {key}\r\n"
+        f"Content-Type: application/json\r\n{more}\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{{}}"
+    )
+    assert exchange(running, request.encode()).startswith(b"HTTP/1.1 %d " % status)
 
 
 def test_a_slow_head_is_408(tmp_path):
