@@ -218,6 +218,7 @@ class Provider:
         endpoint, access = metadata.get("userinfo_endpoint"), tokens.get("access_token")
         if needed in claims or not isinstance(endpoint, str) or not isinstance(access, str):
             return claims
+        _check_endpoint("userinfo_endpoint", endpoint)  # it gets the access token
         more = await self._json("GET", endpoint, headers={"Authorization": f"Bearer {access}"})
         if more.get("sub") != claims["sub"]:  # OpenID Connect Core 5.3.2
             raise SignInRefused("The provider's response refers to a different person.")
@@ -263,10 +264,7 @@ class Provider:
         if found.get("issuer") != self.settings.issuer:
             raise SignInRefused("The provider's issuer differs from console.oidc.issuer.")
         for name in _ENDPOINTS:
-            try:
-                base_url(str(found.get(name, "")).partition("?")[0], False)
-            except ValueError as exc:
-                raise SignInRefused(f"The provider's {name} cannot be used.") from exc
+            _check_endpoint(name, str(found.get(name, "")))
         return found
 
     async def _key_set(self, metadata: dict[str, Any], *, fresh: bool = False) -> KeySet:
@@ -317,6 +315,14 @@ class Provider:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
+
+
+def _check_endpoint(name: str, url: str) -> None:
+    """Secrets are sent there, so it must be https:// or on this machine. Raises SignInRefused."""
+    try:
+        base_url(url.partition("?")[0], False)
+    except ValueError as exc:
+        raise SignInRefused(f"The provider's {name} cannot be used.") from exc
 
 
 def _rights(row: OidcRole) -> tuple[Role, Tenants]:

@@ -259,6 +259,14 @@ async def test_groups_may_be_at_the_userinfo_endpoint_only(tmp_path: Path) -> No
     assert person.role is Role.ADMIN
 
 
+async def test_the_access_token_went_to_a_userinfo_endpoint_without_tls() -> None:
+    """All other endpoints were checked."""
+    used = Provider(settings("https://idp.example"), REDIRECT)
+    metadata, tokens = {"userinfo_endpoint": "http://192.0.2.1/userinfo"}, {"access_token": "secret"}
+    with pytest.raises(SignInRefused, match="userinfo_endpoint cannot be used"):
+        await used._with_claim(metadata, tokens, {"sub": "1"}, "groups")
+
+
 async def test_an_expired_token_is_refused(tmp_path: Path) -> None:
     """The clock of this provider is an hour late."""
     with provider(tmp_path, REDIRECT, LATE_S="3600") as issuer, pytest.raises(SignInRefused, match="not valid"):
