@@ -21,7 +21,7 @@ import re
 import secrets
 import time
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -235,9 +235,9 @@ class S3Store:
         try:
             async with asyncio.timeout(_CLEAN_UP_S):
                 for suffix in (".json", ".eml"):
-                    with _translated():
+                    with suppress(MailNotFound), _translated():  # some servers report a missing object
                         await obstore.delete_async(self._bucket, f"{mail_id}{suffix}")
-        except (MailNotFound, StoreError, TimeoutError) as exc:
+        except (StoreError, TimeoutError) as exc:
             log.debug("%s: the remaining objects of mail %s have not been removed yet: %s", self.name, mail_id, exc)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:

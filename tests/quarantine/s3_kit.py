@@ -96,6 +96,7 @@ class FaultyServer:
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
         self.refuses_conditions = 0  # the status for a conditional write
+        self.reports_missing = False  # what is not there cannot be deleted
         self.loses_answers = 0  # the number of writes that succeed although the client is told that they failed
         self._writing = threading.Lock()
         self.fault: Callable[[str, str], int | str] = lambda method, name: 0  # a status, "hang" or "cut"
@@ -142,8 +143,8 @@ class FaultyServer:
         elif request.command == "PUT":
             self._say(request, self._put(name, body, request.headers), etag=_etag(body))
         elif request.command == "DELETE":
-            self.objects.pop(name, None)
-            self._say(request, 204)
+            is_there = self.objects.pop(name, None) is not None
+            self._say(request, 204 if is_there or not self.reports_missing else 404)
         elif name in self.objects:
             self._say(request, 200, self.objects[name], _etag(self.objects[name]))
         else:

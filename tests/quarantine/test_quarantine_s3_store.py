@@ -176,6 +176,18 @@ async def test_a_server_that_fails_is_an_error_and_leaves_nothing(
     assert faulty.objects == {}
 
 
+async def test_a_server_that_reports_missing_objects_kept_the_rest_of_a_mail(
+    tmp_path: Path, faulty: FaultyServer
+) -> None:
+    """The metadata was not there, and the content that was there stayed for a day, and counted towards the limit."""
+    faulty.fault, faulty.reports_missing = first_of(".json", 403), True
+    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=s3_settings(faulty.port, "x")))
+    with pytest.raises(StoreError):
+        await quarantine.keep(make_tx(), HEAD, {})
+    await quarantine.close()
+    assert faulty.objects == {}
+
+
 @pytest.mark.parametrize("kind", [".eml", ".json"])
 async def test_a_server_that_hangs_costs_no_more_than_the_deadline(
     tmp_path: Path, faulty: FaultyServer, kind: str
