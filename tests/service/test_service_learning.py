@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from dataclasses import replace
 
@@ -21,9 +22,11 @@ from bridge.service.learning.store import KEPT_S, MAX_OF_REPORTER, TooManyScopes
 from bridge.service.learning.votes import BadVote, Vote, digest, digest_of_person, origin_of, senders_of
 from bridge.service.settings import ServiceConfig
 from bridge.service.store import Store
+from bridge.testing import eventually
 from tests.service.service_kit import (
     BOUNDARY,
     CONFIG,
+    SOON_S,
     TOKEN,
     Service,
     command,
@@ -209,6 +212,30 @@ def test_scopes_of_tenants_that_are_gone_are_deleted(votes) -> None:
     votes.add(TENANT, vote(3))
     assert votes.versions()[TENANT] > before, "a node that knows the old version must notice"
     asyncio.run(follower._refresh())
+    assert follower.votes == 2
+
+
+async def test_a_vote_read_by_a_call_that_took_too_long_was_forgotten(store) -> None:
+    """The call that nobody waited for any more noted that its votes were known, until the next vote."""
+    calls, go_on = [], threading.Event()
+
+    class Slow(VoteStore):
+        def versions(self) -> dict[str, int]:
+            calls.append(None)
+            if len(calls) == 1:
+                go_on.wait(SOON_S)
+            return super().versions()
+
+    votes = Slow(store)
+    votes.add("", vote(1))
+    follower = Learned(votes)
+    too_long = asyncio.create_task(asyncio.to_thread(follower._current))
+    await eventually(lambda: calls, "the slow call")
+    await follower._refresh()
+    votes.add("", vote(2))
+    go_on.set()
+    await too_long
+    await follower._refresh()
     assert follower.votes == 2
 
 

@@ -84,7 +84,7 @@ class Learned:
 
     async def _refresh(self) -> None:
         try:
-            layers = await self._calls.ask(self._current)
+            versions, layers = await self._calls.ask(self._current)
         except STORAGE_ERRORS as exc:
             if type(exc).__name__ != self._trouble:
                 log.error("learning: cannot read the database, using what is in memory: %s", type(exc).__name__)
@@ -92,14 +92,15 @@ class Learned:
         except Exception as exc:  # if the task ended here, nothing more would be learned
             log.error("learning: cannot use the votes in the database: %s", type(exc).__name__)
         else:
-            self._layers = layers
+            self._versions, self._layers = versions, layers
             self._trouble = ""
             self.followed_at = time.time()
 
-    def _current(self) -> dict[str, Layer]:
-        """The layers of all scopes. Only those whose version has changed are read; those of deleted scopes are gone.
+    def _current(self) -> tuple[dict[str, int], dict[str, Layer]]:
+        """The versions and layers of all scopes. Those whose version has changed are read; deleted scopes are gone.
 
-        The version is read first: a vote in between is found next time.
+        The version is read first: a vote in between is found next time. Changes nothing here: if it takes too long,
+        nobody waits for it any more, and the next one is under way.
         """
         if time.monotonic() - self._expired_at > EXPIRE_INTERVAL_S:
             self._expired_at = time.monotonic()
@@ -109,5 +110,4 @@ class Learned:
         layers = {
             scope: self._layers[scope] if scope in kept else layer_of(self._votes.votes(scope)) for scope in found
         }
-        self._versions = found
-        return layers
+        return found, layers
