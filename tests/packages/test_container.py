@@ -105,6 +105,14 @@ def test_compose_file_names_existing_files_and_confines_services() -> None:
             assert service["read_only"] and service["cap_drop"] == ["ALL"], name
 
 
+@pytest.mark.parametrize("directory", [COMPOSE, CLUSTER], ids=lambda path: path.parent.name)
+def test_a_crash_in_a_container_wrote_mail_and_tokens_into_a_core_dump(directory: Path) -> None:
+    """The systemd units have always forbidden it."""
+    services = yaml.safe_load((directory / "compose.yaml").read_text())["services"]
+    ours = {name: service for name, service in services.items() if service.get("image") == "scanbridge"}
+    assert ours and all(service["ulimits"] == {"core": 0} for service in ours.values())
+
+
 def test_grafana_has_no_account_with_a_known_password() -> None:
     """It had "admin" with the password "admin", for anyone who can connect from this machine."""
     settings = compose()["services"]["grafana"]["environment"]
