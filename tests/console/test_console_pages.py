@@ -344,7 +344,7 @@ def test_everything_that_was_seen_or_done_is_in_the_audit_log(shared: World) -> 
         ("signed out", "", "done", ""),
     ]
     admin = shared.console.signed_in()
-    page = admin.get(f"/audit?name={name}&action=saw+the+story+of+a+mail").text
+    page = admin.get(f"/audit?name={name}&action=viewed+the+story+of+a+mail").text
     assert 'href="/mail/MAILA"' in page and "<span>searched mail" not in page
 
 
