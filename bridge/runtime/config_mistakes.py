@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from bridge.runtime.renamed_keys import Path_
@@ -88,14 +89,14 @@ def _describe(exc: ValidationError, tree: _Places, model: type[BaseModel]) -> li
 
 def _example(model: type[BaseModel], where: Path_) -> str:
     """The default, which shows the form of a value."""
-    schema = model.model_json_schema()
+    schema = _schema(model)
     default = _keys_at(schema, schema, where[:-1]).get(str(where[-1]), {}).get("default")
     return f", for example {default}" if default else ""
 
 
 def _suggestion(model: type[BaseModel], where: Path_) -> str:
     """A similar key of the same section, or else of another one; and all keys of the section, if they are few."""
-    schema = model.model_json_schema()
+    schema = _schema(model)
     word, keys = str(where[-1]), _keys_at(schema, schema, where[:-1])
     if found := did_you_mean(word, keys):
         return found
@@ -103,6 +104,12 @@ def _suggestion(model: type[BaseModel], where: Path_) -> str:
     elsewhere = {key: place for place, keys in _sections(schema, schema, "") for key in keys}
     key = nearest(word, elsewhere, 0.8)
     return f"; did you mean {elsewhere[key]}{key}?{here.replace('; the', ' The')}" if key else here
+
+
+@cache
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Creating that of the daemon's configuration takes a tenth of a second: not once for each mistake."""
+    return model.model_json_schema()
 
 
 def _keys_at(schema: dict[str, Any], node: dict[str, Any], where: Path_) -> dict[str, Any]:
