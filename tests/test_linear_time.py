@@ -67,7 +67,8 @@ def patterns() -> Iterator[tuple[str, re.Pattern[Any], str]]:
 
 def inline_patterns(module: str, source: str) -> Iterator[tuple[str, re.Pattern[Any], str]]:
     """Those that are written where they are used: `re.sub("[ \\t]+", ...)`."""
-    for node in ast.walk(ast.parse(source)):
+    called = re.search(rf"\bre\.(?:{'|'.join(METHODS)})\b", source)  # parsing all modules takes seconds
+    for node in ast.walk(ast.parse(source)) if called else ():
         match node:
             case ast.Call(func=ast.Attribute(ast.Name("re"), method), args=[ast.Constant(str() | bytes() as text), *_]):
                 if method in METHODS:

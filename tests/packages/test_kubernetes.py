@@ -6,7 +6,6 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -29,6 +28,8 @@ def of(kind: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_objects_follow_the_schemas(version: str) -> None:
     """Strict validation: a key that Kubernetes does not know is an error."""
+    import kubernetes_validate  # which takes seconds: not in processes that run other tests
+
     assert of("StatefulSet") and of("Service")
     for item in OBJECTS:
         assert kubernetes_validate.validate(item, version, strict=True) == version  # exactly this schema version
@@ -36,6 +37,8 @@ def test_objects_follow_the_schemas(version: str) -> None:
 
 def test_an_invalid_object_is_detected() -> None:
     """Proves that the test above can fail."""
+    import kubernetes_validate
+
     wrong = copy.deepcopy(of("StatefulSet")[0])
     wrong["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):

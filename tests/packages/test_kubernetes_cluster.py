@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -32,6 +31,8 @@ def of(kind: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_objects_follow_the_schemas(version: str) -> None:
     """Strict validation: a key that Kubernetes does not know is an error."""
+    import kubernetes_validate
+
     assert set(DEPLOYMENTS) == {"scanbridge", "scanbridge-api", "scanbridge-worker"}
     for item in OBJECTS:
         assert kubernetes_validate.validate(item, version, strict=True) == version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 
@@ -159,26 +160,28 @@ def test_an_honest_table_of_programs_stays_below_the_quarantine() -> None:
     assert score(b"name|note\r\nwinblp|-1!\r\n=winblp|bbk!'IBM'\r\n", "a.csv") <= 6
 
 
+# Name, beginning, piece and count.
 COSTLY = {
-    "the name of a field": ("word/document.xml", b"<x>" + b"instrText" * 3_000_000),
-    "the beginning of a field": ("word/document.xml", b"<x>" + b"<w:instrText " * 2_000_000),
-    "the marks of a field": ("word/document.xml", b"<x><w:instrText/>" + b"<w:fldChar " * 2_500_000),
-    "brackets": ("word/document.xml", b"<instrText ddeLink Relationship" + b"<" * 28_000_000),
-    "spaces in a field": ("word/document.xml", b"<x><w:instrText>" + b" " * 28_000_000),
-    "the beginning of a relation": ("a.rels", b"<x>" + b"<Relationship " * 2_000_000),
-    "queries of a table": ("a.csv", b"=" + b"a|b!" * 6_000_000),
-    "lines of a table": ("a.csv", b"=!" + b"|'" * 12_000_000),
+    "the name of a field": ("word/document.xml", b"<x>", b"instrText", 3_000_000),
+    "the beginning of a field": ("word/document.xml", b"<x>", b"<w:instrText ", 2_000_000),
+    "the marks of a field": ("word/document.xml", b"<x><w:instrText/>", b"<w:fldChar ", 2_500_000),
+    "brackets": ("word/document.xml", b"<instrText ddeLink Relationship", b"<", 28_000_000),
+    "spaces in a field": ("word/document.xml", b"<x><w:instrText>", b" ", 28_000_000),
+    "the beginning of a relation": ("a.rels", b"<x>", b"<Relationship ", 2_000_000),
+    "queries of a table": ("a.csv", b"=", b"a|b!", 6_000_000),
+    "lines of a table": ("a.csv", b"=!", b"|'", 12_000_000),
 }
 
 
 @pytest.mark.parametrize("kind", few(COSTLY, 2))
 def test_a_small_document_kept_a_process_busy(kind: str) -> None:
     """900 bytes took eight seconds: each name of a field was followed by 500 characters that were looked at."""
-    content = zipped(("a.zip", zipped(COSTLY[kind])))
+    name, begin, piece, count = COSTLY[kind]
+    content = zipped(("a.zip", zipped((name, begin + piece * count))))
     assert fair_cpu_s(lambda: tags(content, "a.zip")) < 4, "one second on a quiet machine"
 
 
-@pytest.mark.parametrize("piece", [b"\x13", b"\x13 ", b"\x13DD", b"\x13 \x14\x15", b"\x13 DDE \x14\x15"])
+@pytest.mark.parametrize("piece", few([b"\x13", b"\x13 DDE \x14\x15", b"\x13 ", b"\x13DD", b"\x13 \x14\x15"], 2))
 def test_an_old_document_of_fields_takes_little_time(piece: bytes) -> None:
     content = zipped(("a.doc", old_document(piece * (28_000_000 // len(piece)))))
     assert fair_cpu_s(lambda: tags(content, "a.zip")) < 4, "one second on a quiet machine"
@@ -402,22 +405,28 @@ def test_the_connections_of_a_workbook_were_not_looked_at(connection: str) -> No
     assert tags(zipped(("xl/connections.xml", part.encode())), "a.xlsx") == {"host:evil.example"}
 
 
-COSTLY_ADDRESSES = {
-    "values of a user interface": ("a.xml", b"<customUI>" + b"<b onA='' onB='' onC='' onD=''/>" * 800_000),
-    "macros of a user interface": ("a.xml", b"<customUI>" + b"<b onA='//a' onB='/' onC='/' onD='/'/>" * 700_000),
-    "escapes in a link": (
+COSTLY_ADDRESSES: dict[str, Callable[[], tuple[str, bytes]]] = {
+    "values of a user interface": lambda: ("a.xml", b"<customUI>" + b"<b onA='' onB='' onC='' onD=''/>" * 800_000),
+    "macros of a user interface": lambda: (
+        "a.xml",
+        b"<customUI>" + b"<b onA='//a' onB='/' onC='/' onD='/'/>" * 700_000,
+    ),
+    "escapes in a link": lambda: (
         "a.rels",
         b"<a><Relationship Type='/hyperlink' TargetMode='External' Target='" + b"%20" * 9_000_000 + b"'/>",
     ),
-    "prefixes of a link": (
+    "prefixes of a link": lambda: (
         "a.rels",
         b"<a><Relationship Type='/attachedTemplate' TargetMode='External' Target='" + b"url:" * 6_700_000 + b"'/>",
     ),
-    "links in fields": ("word/document.xml", b"<x><w:instrText>" + b"HYPERLINK c " * 2_000_000 + b"</w:instrText>"),
+    "links in fields": lambda: (
+        "word/document.xml",
+        b"<x><w:instrText>" + b"HYPERLINK c " * 2_000_000 + b"</w:instrText>",
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", few(COSTLY_ADDRESSES, 2))
 def test_many_addresses_take_little_time(kind: str) -> None:
-    content = zipped(("a.zip", zipped(COSTLY_ADDRESSES[kind])))
+    content = zipped(("a.zip", zipped(COSTLY_ADDRESSES[kind]())))
     assert fair_cpu_s(lambda: tags(content, "a.zip")) < 4, "one second on a quiet machine"
