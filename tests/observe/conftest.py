@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def scene(tmp_path_factory):
-    """Mail with every decision was processed, and Prometheus has scraped the result."""
+    """Mail with every decision was processed, and Prometheus has scraped the result.
+
+    Not for the whole run: it goes on scraping, which takes a tenth of a processor from all tests that follow.
+    """
     from tests.observe.observe_kit import accelerated_rules, watched_bridge
 
     with watched_bridge(tmp_path_factory.mktemp("observe"), accelerated_rules()) as found:
