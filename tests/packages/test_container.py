@@ -340,7 +340,7 @@ def test_mail_goes_through_the_configuration_of_the_compose_file() -> None:
             words = ["swaks", "--server", hosts["postfix"], "--to", "you@example.org", "--body", body]
             return run(*inside, *words).stdout
 
-        until(lambda: "250 2.0.0 Ok: queued" in send("clean"), "the first mail", 30)
+        until(lambda: "250 2.0.0 Ok: queued" in send("clean"), "the first mail")
         new = place / "postfix/mail/all/new"
         (mail,) = until(lambda: list(new.glob("*")), "the mailbox")
         assert "X-Scan-Decision: deliver" in mail.read_text()
