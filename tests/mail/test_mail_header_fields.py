@@ -58,7 +58,15 @@ def test_a_field_that_holds_a_bare_carriage_return_is_removed_whole() -> None:
     assert fields_with_prefix("X-Scan-").remove(b"A: 1\r\nX-Scan-A: x\ry\r\n z\r\nB: 2\r\n") == b"A: 1\r\nB: 2\r\n"
 
 
-@pytest.mark.parametrize(("start", "repeated"), [(b"", b"aaaa"), (b"A: ", b"\r\n "), (b"", b"A:\r\n"), (b"A", b"    ")])
+@pytest.mark.parametrize(
+    ("start", "repeated"),
+    [
+        (b"A: ", b"\r\n "),
+        (b"", b"A:\r\n"),
+        pytest.param(b"", b"aaaa", marks=pytest.mark.long),
+        pytest.param(b"A", b"    ", marks=pytest.mark.long),
+    ],
+)
 def test_a_header_section_is_read_in_linear_time(start: bytes, repeated: bytes) -> None:
     def read(head: bytes) -> None:
         clean_fields(head)

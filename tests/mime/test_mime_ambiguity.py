@@ -224,11 +224,14 @@ def test_an_ambiguous_mail_is_read_in_a_separate_process():
     [
         b"Content-Type: multipart/mixed\r\n\r\n" + b"".join(b"--%d\r\n\r\n" % n for n in range(5000)),
         b"Content-Type: multipart/mixed; boundary=x\r\n\r\n" + b"--x\r\nA:\r\n\r\n" * 1500 + b"--y\r\n:\r\n" * 1500,
-        b"Content-Transfer-Encoding: x\r\n\r\n" + b"=\r\n" * 100_000,
+        pytest.param(b"Content-Transfer-Encoding: x\r\n\r\n" + b"=\r\n" * 100_000, marks=pytest.mark.long),
         b"Content-Transfer-Encoding: x\r\n\r\n" + b"A=" * 200_000,
         b"Content-Transfer-Encoding: x\r\n\r\n" + b"begin 644 x\r\n" * 20_000,
-        b"Content-Transfer-Encoding: x\r\n\r\n" + b"\r\n:" + b"!" * 30 + b"\r\n:" * 100_000,
-        b"Content-Type: x; " + b"name=" * 300 + b"\r\n\r\n" + b"\r\n" * 200_000,
+        pytest.param(
+            b"Content-Transfer-Encoding: x\r\n\r\n" + b"\r\n:" + b"!" * 30 + b"\r\n:" * 100_000,
+            marks=pytest.mark.long,
+        ),
+        pytest.param(b"Content-Type: x; " + b"name=" * 300 + b"\r\n\r\n" + b"\r\n" * 200_000, marks=pytest.mark.long),
         b"Content-Type: " + b" " * 1900 + b";\r\n" * 1 + b"\r\n" + b"-" * 500_000,
     ],
     ids=["names", "delimiters", "soft breaks", "padding", "begin", "binhex", "empty lines", "spaces"],
@@ -357,7 +360,10 @@ def test_archives_that_other_programs_open_are_opened(content):
     assert "malware:eicar" in tags(attached(content, "a.bin"))
 
 
-@pytest.mark.parametrize(("kind", "pack", "count"), [("gzip", gzip.compress, 150_000), ("xz", lzma.compress, 60_000)])
+@pytest.mark.parametrize(
+    ("kind", "pack", "count"),
+    [("gzip", gzip.compress, 150_000), pytest.param("xz", lzma.compress, 60_000, marks=pytest.mark.long)],
+)
 def test_concatenated_streams_cost_no_more_than_their_bytes(kind, pack, count):
     """The rest of the file was copied for each stream: these three megabytes took minutes, now half a second."""
     packed, found = pack(b"hello") * count, []

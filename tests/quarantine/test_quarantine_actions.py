@@ -26,6 +26,7 @@ from bridge.history.sqlite import SqliteHistory
 from bridge.mime.mail_text import html_as_text, read
 from bridge.quarantine.locks import MAX_HELD
 from bridge.testing import answer, result, until
+from tests.long_cases import few
 from tests.processor_time import fair_cpu_s
 from tests.quarantine.quarantine_kit import Desk, desk, let_go, waiting_hop
 from tests.requirements import unavailable
@@ -438,7 +439,7 @@ def test_a_number_that_python_refuses_to_read_kept_a_mail_from_being_shown(numbe
 
 
 @pytest.mark.parametrize(
-    "piece", ["<!--", "<a ", "<!", "</", "<?", "&", "<div>", "<script>", "<a href=", "<", "&#x", "<![CDATA["]
+    "piece", few(["<!--", "<a ", "&", "<div>", "<![CDATA[", "<!", "</", "<?", "<script>", "<a href=", "<", "&#x"], 5)
 )
 def test_hostile_html_takes_no_time(piece: str) -> None:
     """The standard parser takes a minute for a quarter of a megabyte of some of these."""

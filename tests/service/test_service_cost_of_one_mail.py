@@ -52,7 +52,7 @@ def cpu_of(work) -> float:
     return time.thread_time() - start
 
 
-@pytest.mark.parametrize("name", few(EXPENSIVE, 3))
+@pytest.mark.parametrize("name", few(EXPENSIVE, 2))
 def test_an_ambiguous_mail_kept_a_process_busy_for_many_seconds(name: str) -> None:
     """300 KB take about two seconds at most; the test allows for a slow machine."""
     content = (HEAD + EXPENSIVE[name] * (SIZE // len(EXPENSIVE[name]) + 1))[:SIZE]
@@ -159,7 +159,7 @@ def _kept_busy(content: bytes) -> None:
     assert found[0].limits == {"archive-work"}
 
 
-@pytest.mark.parametrize("kind", few(COSTLY_FILES, 3))
+@pytest.mark.parametrize("kind", few(COSTLY_FILES, 2))
 def test_small_files_that_take_many_steps_kept_a_process_busy(kind: str) -> None:
     """Each step counted for less than it takes: 36 KB took five seconds or more, without a limit."""
     name, begin, piece, count = COSTLY_FILES[kind]
@@ -195,6 +195,6 @@ ORDINARY_FILES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ORDINARY_FILES)
+@pytest.mark.parametrize("name", few(ORDINARY_FILES, 3))
 def test_large_and_ordinary_files_are_read_to_their_end(name: str) -> None:
     assert not inspect(attached(zipped(ORDINARY_FILES[name]), "a.zip"), Limits()).limits

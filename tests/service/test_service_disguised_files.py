@@ -21,6 +21,7 @@ import pytest
 
 from bridge.service.analysis.content import archives, office_xml
 from bridge.service.analysis.content.buried_archives import has_buried
+from tests.long_cases import few
 from tests.processor_time import fair_cpu_s
 from tests.requirements import library, need
 from tests.service.container_kit import deflated, tarred
@@ -163,7 +164,7 @@ def test_thousands_of_decoys_take_little_time(decoy: bytes) -> None:
     assert fair_cpu_s(lambda: tags(b"-" + decoy * (1_200_000 // len(decoy)), "a.bin")) < 5
 
 
-@pytest.mark.parametrize("mark", [b"ustar", GZIP + b"\xff", GZIP + b"\0"])
+@pytest.mark.parametrize("mark", few([b"ustar", GZIP + b"\xff", GZIP + b"\0"], 2))
 def test_marks_that_begin_no_archive_took_time_that_nothing_paid_for(mark: bytes) -> None:
     """A small zip file with 256 MB of them occupied an inspection process for 40 seconds."""
     content = b"-" + mark * (8_000_000 // len(mark))
@@ -478,8 +479,8 @@ def test_a_page_in_escapes_is_still_said_to_be_built(form: bytes, plain: bytes) 
 
 
 @pytest.mark.parametrize(
-    "text", [b'"' * 300_000, b"A" * 1_000_000, b"A" * 16 + b"\n" + b"A" * 300_000, b"(1," * 100_000, b"\\" * 300_000,
-             b"=" * 300_000, b"data:" * 60_000, (b"A" * 16 + b"\n") * 20_000]
+    "text", few([b'"' * 300_000, b"A" * 1_000_000, b"(1," * 100_000, b"data:" * 60_000, b"\\" * 300_000, b"=" * 300_000,
+                 b"A" * 16 + b"\n" + b"A" * 300_000, (b"A" * 16 + b"\n") * 20_000], 4)
 )  # fmt: skip
 def test_pages_that_only_seem_to_build_a_file_take_little_time(text: bytes) -> None:
     assert fair_cpu_s(lambda: tags(page(text), "a.html")) < 5

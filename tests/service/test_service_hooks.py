@@ -140,12 +140,14 @@ def test_hostile_answers_leave_mail_undecided(liar, reply, endless):
     ("answer", "decision", "tags"),
     [
         (b'{"verdict": "malware"}', "quarantine", ["malware:invoices"]),
-        (b'{"verdict": "spam"}', "bounce", ["invoices:spam"]),
-        (b'{"score": 9, "verdict": "clean"}', "quarantine", []),
+        pytest.param(b'{"verdict": "spam"}', "bounce", ["invoices:spam"], marks=pytest.mark.long),
+        pytest.param(b'{"score": 9, "verdict": "clean"}', "quarantine", [], marks=pytest.mark.long),
         (b'{"tags": ["invoice:program"]}', "deliver", ["failed:invoices"]),
         (b"{}", "deliver", ["failed:invoices"]),
-        (b'{"verdict": "clean"}', "deliver", ["failed:invoices"]),
-        (b'{"tags": ["invoice:seen"], "verdict": "clean"}', "deliver", ["failed:invoices"]),
+        pytest.param(b'{"verdict": "clean"}', "deliver", ["failed:invoices"], marks=pytest.mark.long),
+        pytest.param(
+            b'{"tags": ["invoice:seen"], "verdict": "clean"}', "deliver", ["failed:invoices"], marks=pytest.mark.long
+        ),
     ],
 )
 def test_what_a_hook_found_in_the_beginning_of_a_mail_was_lost(tmp_path, answer, decision, tags):

@@ -199,7 +199,7 @@ class WithoutPreview(Liar):
     ("kind", "reply", "decision", "tags"),
     [
         (WithoutPreview, _CLEAN, "undecided", ["failed:icap", "incomplete"]),
-        (WithoutPreview, _BAD, "quarantine", ["malware:bad"]),
+        pytest.param(WithoutPreview, _BAD, "quarantine", ["malware:bad"], marks=pytest.mark.long),
         (Liar, _MORE + _CLEAN, "undecided", ["failed:icap", "incomplete"]),
         (Liar, _MORE + _BAD, "quarantine", ["malware:bad"]),
         (Liar, _CLEAN, "deliver", []),  # it asked for this preview

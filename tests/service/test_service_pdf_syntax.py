@@ -251,7 +251,7 @@ def of_stream(first: bytes, data: bytes, about: bytes = b"") -> bytes:
     return pdf(first, b"<<%b/Filter/FlateDecode>>stream\n%b\nendstream" % (about, zlib.compress(data, 9)))
 
 
-@pytest.mark.parametrize("kind", few(BUSY, 4))
+@pytest.mark.parametrize("kind", few(BUSY, 2))
 def test_a_small_document_kept_a_process_busy(kind: str) -> None:
     """A mail of 1,507 bytes took 49 seconds: what was found in forms and scripts was searched without being counted."""
     content = BUSY[kind]()

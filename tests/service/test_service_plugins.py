@@ -63,8 +63,9 @@ def test_a_synchronous_analyzer_runs_in_a_process_and_gets_the_envelope(tmp_path
     ("order", "tag"),
     [
         ("eat", "limit:obedient"),
-        ("refuse", "limit:obedient"),
-        *((order, "failed:obedient") for order in ("leave", "crash", "fail", "recurse", "lie", "inject", "infinite")),
+        pytest.param("refuse", "limit:obedient", marks=pytest.mark.long),
+        *((order, "failed:obedient") for order in ("leave", "crash", "inject", "infinite")),
+        *(pytest.param(order, "failed:obedient", marks=pytest.mark.long) for order in ("fail", "recurse", "lie")),
     ],
 )
 def test_a_failing_synchronous_analyzer_affects_only_its_mail(tmp_path, installed_plugin, order, tag):

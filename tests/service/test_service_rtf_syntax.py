@@ -188,7 +188,7 @@ UNITS = (
 )
 
 
-@pytest.mark.parametrize("begin", [b"", b"{\\fldinst ", b"{\\objdata ", b"{\\objdata {\\template "])
+@pytest.mark.parametrize("begin", few([b"", b"{\\objdata {\\template ", b"{\\objdata ", b"{\\fldinst "], 2))
 def test_no_syntax_takes_quadratic_time(begin: bytes) -> None:
     def read(content: bytes) -> None:
         for found in read_rtf(content, Budget(work=10**12)).objects:
