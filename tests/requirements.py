@@ -52,13 +52,25 @@ def find(program: str) -> str | None:
 
 
 def need(*programs: str, root: bool = False) -> None:
-    """Skip or fail unless all these programs are installed (and, with `root`, we are root)."""
+    """Skip or fail unless all these programs are installed (and, with `root`, we are root).
+
+    `unshare` must also be able to create namespaces and to mount there: root in a container usually is not.
+    """
     missing = [program for program in programs if find(program) is None]
     if missing:
         packages = " ".join(sorted({PACKAGES.get(program, program) for program in missing}))
         unavailable(f"{', '.join(missing)} not installed (Debian: apt-get install {packages})")
     if root and os.geteuid() != 0:
         unavailable("this test must run as root")
+    if "unshare" in programs and (error := _error_of_namespaces()):
+        unavailable(f"namespaces are not available here (in a container: use --privileged): {error}")
+
+
+@cache
+def _error_of_namespaces() -> str:
+    command = [str(find("unshare")), "--mount", "--net", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return done.stderr.strip()[-400:] if done.returncode else ""
 
 
 def library(name: str, extra: str) -> Any:

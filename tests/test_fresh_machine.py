@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from urllib.request import proxy_bypass
 
+from tests.requirements import need
+
 ROOT = Path(__file__).parents[1]
 HANDLER = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
 HOSTILE = {
@@ -42,3 +44,12 @@ def test_a_run_in_the_background_or_behind_a_proxy_failed() -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
+
+
+def test_root_without_namespaces_failed_instead_of_skipping() -> None:
+    """In most containers, root has `unshare` but must not mount."""
+    need("setpriv", root=True)
+    program = "from tests.requirements import need; need('unshare', root=True)"
+    confined = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
+    done = subprocess.run([*confined, sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "namespaces are not available here" in done.stderr.splitlines()[-1]

@@ -8,19 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.requirements import need, unavailable
+from tests.requirements import need
 
 ROOT = Path(__file__).parents[2]
 QUICK = 6  # checks
-NAMESPACES = ["unshare", "--net", "--pid", "--fork", "--mount-proc"]
 
 
 @pytest.mark.long
 def test_quick_tools_find_nothing() -> None:
     """nmap from an untrusted address, sslscan, smuggling towards a real Postfix, STARTTLS injection both ways."""
     need("nmap", "sslscan", "postfix", "unshare", "ip", root=True)
-    if subprocess.run([*NAMESPACES, "true"], capture_output=True, check=False).returncode != 0:
-        unavailable("cannot create a network namespace here (in a container: CAP_SYS_ADMIN)")
     done = subprocess.run(
         [sys.executable, "-m", "tests.tools.examine", "--quick"],
         cwd=ROOT,
