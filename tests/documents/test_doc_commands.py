@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from bridge import __version__
 from tests.documents.blocks import Block, blocks
 from tests.documents.story import Story, tell
 from tests.requirements import need
@@ -270,8 +271,8 @@ NOT_RUN = {
     ("docs/operate/tour.md", "make run"),
     ("docs/operate/console.md", "scanbridge console user add ann --role admin"),
     ("docs/operate/console.md", "scanbridge console user list"),
-    ("docs/operate/install.md", "apt install ./scanbridge_0.1.0-1_amd64.deb"),
-    ("docs/operate/install.md", "dnf install ./scanbridge-0.1.0-1.x86_64.rpm"),
+    ("docs/operate/install.md", f"apt install ./scanbridge_{__version__}-1_amd64.deb"),
+    ("docs/operate/install.md", f"dnf install ./scanbridge-{__version__}-1.x86_64.rpm"),
     ("deploy/ansible/README.md", "make packages"),
     ("deploy/cluster/compose/README.md", "cd deploy/cluster/compose"),
     ("deploy/compose/README.md", "cd deploy/compose"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,18 @@ import pytest
 from bridge import __version__
 from tests.requirements import need
 from tools import release
+
+ROOT = release.PROJECT
+NAMING = (
+    "deploy/ansible/cluster-inventory.yml",
+    "deploy/ansible/inventory.yml",
+    "deploy/cluster/kubernetes/README.md",
+    "deploy/cluster/kubernetes/kustomization.yaml",
+    "deploy/kubernetes/README.md",
+    "deploy/kubernetes/kustomization.yaml",
+    "docs/operate/install.md",
+    "docs/operate/monitoring.md",
+)
 
 
 @pytest.fixture
@@ -87,6 +100,22 @@ def test_without_a_key_nothing_is_signed_and_the_releaser_learns_how(files: Path
 def test_tag_fits_version_and_changelog(tag: str | None, changelog: str, problem: str) -> None:
     found = release.tag_problem(tag, changelog)
     assert problem in found and bool(found) == bool(problem)
+
+
+@pytest.mark.parametrize("file", NAMING)
+def test_files_that_name_the_version_name_this_one(file: str) -> None:
+    """Whoever sets the version also changes these files."""
+    named = re.findall(r"(?:scanbridge[-_]|newTag: |^scanbridge )(\d+\.\d+\.\d+)", (ROOT / file).read_text(), re.M)
+    assert named and set(named) == {__version__}
+
+
+def test_no_other_file_names_the_version() -> None:
+    """In pages, recipes and the image; what was once measured or tried keeps the version it was tried with."""
+    pattern = re.compile(rf"(?:scanbridge[-_ ]|newTag: ){re.escape(__version__)}")
+    places = [ROOT / "README.md", *(ROOT / "deploy").rglob("*.*"), *(ROOT / "docs").rglob("*.md")]
+    places = [path for path in places if path.is_file() and not path.is_relative_to(ROOT / "docs/evidence")]
+    found = {str(path.relative_to(ROOT)) for path in places if pattern.search(path.read_text(errors="replace"))}
+    assert found == set(NAMING)
 
 
 def test_files_of_an_earlier_build_are_not_released(files: Path, tmp_path: Path) -> None:

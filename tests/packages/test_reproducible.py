@@ -14,6 +14,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
+from bridge import __version__
 from tests.packages.package_kit import builder
 from tests.requirements import find, need_package_index
 from tools import sbom
@@ -70,8 +71,10 @@ def test_bill_of_materials_is_valid_and_up_to_date() -> None:
     """CycloneDX's own schema accepts it, and it has every package of the lock file for Linux."""
     text = sbom.SBOM.read_text()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
-    found = {one["name"]: one["version"] for one in json.loads(text)["components"]}
+    bill = json.loads(text)
+    found = {one["name"]: one["version"] for one in bill["components"]}
     expected = {one.name: one.version for one in sbom.used(sbom.LOCK.read_text())}
+    assert bill["metadata"]["component"]["version"] == __version__, "run `make lock`"
     assert found == expected, "run `make lock`"
     listed = [line.partition(":")[0] for line in sbom.LICENCES.read_text().splitlines()[1:]]
     assert listed == [f"{name} {number}" for name, number in expected.items()], "run `make lock`"
