@@ -39,7 +39,7 @@ def test_a_run_in_the_background_or_behind_a_proxy_failed() -> None:
     inner = f"tests/{Path(__file__).name}::{test_a_program_that_a_test_starts_is_on_its_own.__name__}"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", inner],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
+        cwd=ROOT, capture_output=True, text=True, timeout=600,
         env={name: value for name, value in os.environ.items() if name.lower() != "no_proxy"} | HOSTILE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )  # fmt: skip
