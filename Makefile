@@ -77,7 +77,7 @@ test-packages: $(DEV_READY)     ## install the packages on empty systems (Debian
 	$(BIN)/python -m pytest -q --tb=short -m long -k "not lintian" tests/packages/test_{debian,rpm,wheel}.py
 
 test-pythons: export PYTHONDONTWRITEBYTECODE =
-test-pythons: $(DEV_READY)      ## run the unit tests on every supported Python that is installed, ONLY="3.13 3.14" for some
+test-pythons: $(DEV_READY)      ## run the unit tests on every supported Python that can be had here, ONLY="3.13 3.14" for some
 	deploy/test-servers.sh
 	$(BIN)/python -m tests.pythons $(ONLY)
 

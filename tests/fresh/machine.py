@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.systemd.machine import PAGE, PROJECT, SOURCES, mount_alone, need_root, run
+from tests.debian_root import cached_root
+from tests.systemd.machine import PAGE, PROJECT, mount_alone, need_root, run
 
 HERE = Path(__file__).parent
-PACKAGES = "ca-certificates,make,mount,python3,python3-venv"
 CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
 LIMIT_S = 3 * 3600.0
 # How this machine reaches its package indexes; the fresh one is in the same network.
@@ -39,6 +39,13 @@ class Step:
     user: str = "wanda"
     has_network: bool = True
     mask: str = "022"
+
+
+@dataclass(frozen=True)
+class Machine:
+    title: str
+    steps: list[Step]
+    suite: str = "bookworm"
 
 
 @dataclass(frozen=True)
@@ -57,8 +64,10 @@ python3 -c '{MAIL}'
 find ~/.local/state/scanbridge-demo/Maildir/new -type f | grep -q . && echo the mail is in the Maildir
 """
 TEST = "make test"
+# What tests/pythons.py prints is the result; its log disappears with the machine.
+PYTHONS = "make setup && .venv/bin/python -m tests.pythons {0} || {{ tail -n 150 build/pythons/{0}.log; false; }}"
 MACHINES = {
-    "user": (
+    "user": Machine(
         "a user, with Python and make only",
         [
             Step("make test", TEST),
@@ -66,7 +75,7 @@ MACHINES = {
             Step("make run, and a mail", RUN, has_network=False),
         ],
     ),
-    "servers": (
+    "servers": Machine(
         "a user, with all servers; files are private (umask 077)",
         [
             Step("deploy/test-servers.sh as root", "deploy/test-servers.sh", "root"),
@@ -74,31 +83,36 @@ MACHINES = {
             Step("make test again", TEST, mask="077"),
         ],
     ),
-    "root": (
+    "root": Machine(
         "root, with CI=true: nothing may be skipped",
         [Step("make test", f"CI=true {TEST}", "root"), Step("make test again", f"CI=true {TEST}", "root")],
     ),
+    "testing": Machine(
+        "root, Debian testing",
+        [Step("the unit tests on its Python", PYTHONS.format("3.14"), "root")],
+        "testing",
+    ),
 }
+DEFAULT = ["user", "servers", "root"]  # `make test-pythons` uses the others
 
 
 def main() -> int:
     need_root()
     mount_alone()
-    only = sys.argv[1:] or list(MACHINES)
-    root = cached_root()
-    results = [result for name in only for result in run_machine(root, name)]
-    if only == list(MACHINES):
+    only = sys.argv[1:] or DEFAULT
+    results = [result for name in only for result in run_machine(MACHINES[name])]
+    if only == DEFAULT:
         write_page(results)
     failed = [result for result in results if not result.passed]
     print(f"{len(results) - len(failed)} passed, {len(failed)} failed")
     return 1 if failed else 0
 
 
-def run_machine(root: Path, name: str) -> Iterator[Result]:
-    title, steps = MACHINES[name]
-    with layer(root) as place:
-        checkout = install(place / "root", next(step.user for step in steps if step.name == "make test"))
-        for number, step in enumerate(steps):
+def run_machine(machine: Machine) -> Iterator[Result]:
+    title = machine.title
+    with layer(cached_root("machine", machine.suite)) as place:
+        checkout = install(place / "root", machine.steps[-1].user)
+        for number, step in enumerate(machine.steps):
             began, log = time.monotonic(), place / f"output-{number}"
             code = enter(place / "root", checkout, step, log)
             output = log.read_text(errors="replace")
@@ -107,23 +121,6 @@ def run_machine(root: Path, name: str) -> Iterator[Result]:
             if not result.passed:
                 print(output[-8000:])
             yield result
-
-
-def cached_root() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scanbridge-tests"
-    root = cache / "fresh-bookworm"
-    if not root.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(dir=cache, prefix="building-"))
-        building.chmod(0o755)
-        try:
-            command = ["mmdebstrap", "--mode=root", "--variant=apt", f"--include={PACKAGES}", "bookworm", str(building)]
-            run([*command, *([str(SOURCES)] if SOURCES.exists() else [])])
-            run(["chroot", str(building), "useradd", "--create-home", "--shell", "/bin/bash", "wanda"])
-            building.rename(root)
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
-    return root
 
 
 @contextmanager
@@ -144,6 +141,8 @@ def layer(root: Path) -> Iterator[Path]:
 
 def install(root: Path, user: str) -> str:
     """A clone in the user's home, and what this network needs: names and certificates."""
+    if user != "root":
+        run(["chroot", str(root), "useradd", "--create-home", "--shell", "/bin/bash", user])
     shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")
     shutil.copy(f"/{CERTIFICATES}", root / CERTIFICATES)
     (root / "etc/hosts").write_text("127.0.0.1 localhost\n")
