@@ -10,7 +10,6 @@ import logging
 import shutil
 import socket
 from collections.abc import Iterable
-from pathlib import Path
 
 from bridge.daemon.socket_activation import ActivatedSockets
 from bridge.errors import ConfigError
@@ -79,11 +78,9 @@ def open_listening(
     address: Endpoint, unix_mode: str = "0660", unix_owner: str | None = None, key: str = ""
 ) -> list[socket.socket]:
     """New sockets for the address that this key holds. Raises CannotListen (which may be temporary) or ConfigError."""
-    sock = bind(address, key)
-    if address.path:
-        Path(address.path).chmod(int(unix_mode, 8))
-        if unix_owner:
-            _set_owner(sock, address.path, unix_owner)
+    sock = bind(address, key, int(unix_mode, 8))
+    if address.path and unix_owner:
+        _set_owner(sock, address.path, unix_owner)
     return [sock]
 
 

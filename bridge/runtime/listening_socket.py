@@ -30,10 +30,10 @@ class CannotListen(BridgeError):
     """An address is in use, or is not one of this machine's; the text says which address."""
 
 
-def bind(address: Endpoint, key: str = "") -> socket.socket:
+def bind(address: Endpoint, key: str = "", unix_mode: int = 0o660) -> socket.socket:
     """A listening socket for `address`, which this key of the configuration holds. Raises CannotListen."""
     try:
-        return _bind_unix(address.path) if address.path else _bind_tcp(address)
+        return _bind_unix(address.path, unix_mode) if address.path else _bind_tcp(address)
     except OSError as exc:
         reason = exc.strerror or str(exc) or type(exc).__name__
         where = f"{key}: " if key else ""
@@ -86,7 +86,7 @@ def _bind_tcp(address: Endpoint) -> socket.socket:
     return sock
 
 
-def _bind_unix(path: str) -> socket.socket:
+def _bind_unix(path: str, mode: int) -> socket.socket:
     with _directory_locked(Path(path).parent):
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISSOCK(Path(path).stat().st_mode) and _is_abandoned(path):
@@ -94,8 +94,8 @@ def _bind_unix(path: str) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.bind(path)
-            Path(path).chmod(0o660)
-            sock.listen(BACKLOG)
+            Path(path).chmod(mode)
+            sock.listen(BACKLOG)  # only now can anyone connect
         except OSError:
             sock.close()
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -102,3 +103,10 @@ def test_two_daemons_that_start_at_the_same_time_removed_each_others_socket(
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(path)
     made[0].close()
+
+
+def test_a_unix_socket_listened_before_it_had_the_mode_of_the_configuration(tmp_path: Path) -> None:
+    """Its group could connect for a moment, whatever `unix_mode` said: every client of a unix socket is trusted."""
+    path = tmp_path / "bridge.sock"
+    with bind(Endpoint(path=str(path)), unix_mode=0o600):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
