@@ -59,6 +59,7 @@ javac        openjdk-17-jdk-headless
 go           golang-go
 node         nodejs
 chromium     chromium
+chromium-headless-shell chromium-headless-shell
 /usr/bin/mh/mhstore nmh
 /usr/lib/dovecot/imap dovecot-imapd
 /usr/share/perl5/MIME/Parser.pm libmime-tools-perl
