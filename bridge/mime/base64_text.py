@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import groupby
 
-from bridge.mime.blocks import AFTER_LF, AFTER_LINE, BEFORE_EQUALS, BLOCK, blocks, line_lists
+from bridge.mime.blocks import AFTER_LF, BEFORE_EQUALS, BLOCK, blocks, line_blocks, line_lists
 
 ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 WORTH_READING = 12  # decoded bytes; the smallest file that can do harm is longer
@@ -47,7 +47,7 @@ def is_plain_base64(raw: bytes) -> bool:
     padding = others.translate(None, b"\r\n")
     if padding and (padding not in (b"=", b"==") or not raw.endswith(padding)):
         return False
-    return _has_equal_lines(raw, others) or all(map(_has_whole_groups, blocks(raw, AFTER_LINE)))
+    return _has_equal_lines(raw, others) or all(map(_has_whole_groups, line_blocks(raw)))
 
 
 def _has_whole_groups(lines: bytes) -> bool:
@@ -274,7 +274,6 @@ _BEGINNING = 1000  # bytes: most texts are known by them
 _ONE_IN = 50  # characters
 _ANY_BASE64 = _BASE64_OR_PAD + b"-_"
 _AROUND = b"> \t\r\v\f"
-_PADDING = re.compile(rb"=+")
 _GROUPS = re.compile(rb"(?:[^=]{4})+|.{1,4}", re.DOTALL)  # groups without padding, as many as there are; or one
 _FROM_URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _SEVEN_BITS = bytes(byte & 0x7F for byte in _EVERY)
@@ -304,7 +303,7 @@ _INNER_LINES = re.compile(  # begins with a literal byte: much faster (Python 3.
 
 def _by_lines(raw: bytes) -> bytes:
     """Each line separately; an incomplete group at the end of a line is dropped unless it is padded."""
-    return b"".join([_lines_of(block.translate(None, _NOT_BASE64_PAD_OR_LINE)) for block in blocks(raw, AFTER_LINE)])
+    return b"".join([_lines_of(block.translate(None, _NOT_BASE64_PAD_OR_LINE)) for block in line_blocks(raw)])
 
 
 def _lines_of(text: bytes) -> bytes:
@@ -329,7 +328,8 @@ def _in_lines(text: bytes) -> Iterator[bytes]:
 
 def _restarted(padded: bytes) -> bytes:
     """Starts again after each padding. There is nothing but Base64 and padding, here and below."""
-    return b"".join([_one_by_one(_PADDING.split(block)) for block in blocks(padded, BEFORE_EQUALS)])
+    pieces = (filter(None, block.split(b"=")) for block in blocks(padded, BEFORE_EQUALS))
+    return b"".join(map(_one_by_one, pieces))
 
 
 def _by_groups(padded: bytes, letters: Callable[[bytes], bytes]) -> bytes:

@@ -12,7 +12,6 @@ from typing import AnyStr
 
 BLOCK = 64 * 1024  # bytes, or characters; a multiple of 4, for groups of Base64
 AFTER_LF = re.compile(rb"\n")
-AFTER_LINE = re.compile(rb"\r\n?|\n")  # as `bytes.splitlines` sees them
 AFTER_SPACE = re.compile(rb"[ \t\n\r\f\v]")  # as `bytes.split` does
 BEFORE_EQUALS = re.compile(rb"()=")  # up to its group; to search for "(?==)" takes fifty times as long (Python 3.11)
 
@@ -25,6 +24,23 @@ def blocks(text: AnyStr, cut: re.Pattern[AnyStr], size: int = BLOCK) -> Iterator
         end = len(text) if match is None else match.end(cut.groups)
         yield text[at:end]
         at = end
+
+
+def line_blocks(text: bytes, size: int = BLOCK) -> Iterator[bytes]:
+    """Blocks that end where `bytes.splitlines` sees the end of a line. A pattern for that takes long in a long line."""
+    at = 0
+    while at < len(text):
+        end = _line_end(text, at + size) if len(text) - at > size else len(text)
+        yield text[at:end]
+        at = end
+
+
+def _line_end(text: bytes, start: int) -> int:
+    feed = text.find(b"\n", start)
+    at = text.find(b"\r", start, feed if feed >= 0 else len(text))
+    if at < 0 or at + 1 == feed:
+        return feed + 1 if feed >= 0 else len(text)
+    return at + 1
 
 
 def line_lists(text: bytes) -> Iterator[list[bytes]]:

@@ -18,7 +18,7 @@ from bridge.mime.base64_text import ALPHABET as _ALPHABET
 from bridge.mime.base64_text import WORTH_READING as _WORTH_READING
 from bridge.mime.base64_text import base64_readings, is_plain_base64
 from bridge.mime.base64_text import decode_base64 as _base64
-from bridge.mime.blocks import AFTER_LINE, AFTER_SPACE, BEFORE_EQUALS, blocks
+from bridge.mime.blocks import AFTER_SPACE, BEFORE_EQUALS, blocks, line_blocks
 from bridge.mime.references import unescaped
 
 _EVERY = bytes(range(256))
@@ -257,13 +257,15 @@ def _is_at_line_start(data: bytes | mmap.mmap, at: int) -> bool:
 
 def _uu_blocks(raw: bytes) -> Iterator[bytes]:
     """What each such line begins, to the next one; and to the end of the file, if such lines may be part of it."""
-    start = 0
+    start, has_line = 0, False
     for match, _ in _uu_begins(raw):
         if start:
             yield _up_to_end(raw, start, match.start())
         start = match.end()
+        has_line = has_line or _UU_BEGIN.match(raw, max(0, match.start() - 1)) is not None
     if start:
         yield _up_to_end(raw, start, len(raw))
+    if has_line:
         yield from _blocks(raw, _UU_BEGIN, b"\nend")  # these are among them
 
 
@@ -348,13 +350,13 @@ def _uu_readings(raw: bytes) -> Iterator[bytes]:
 
 def _other_uu_readings(raw: bytes) -> Iterator[bytes]:
     yield _uuencoded(raw)
-    yield b"".join([_uuencoded(_SMALL_LETTERS.sub(b"", block)) for block in blocks(raw, AFTER_LINE)])
+    yield b"".join([_uuencoded(_SMALL_LETTERS.sub(b"", block)) for block in line_blocks(raw)])
     if _OUT_OF_RANGE.search(raw):
         yield _uuencoded(raw, is_certain=True, any_first=True)
 
 
 def _uu_decoded(raw: bytes, *, is_certain: bool, any_first: bool = False) -> Iterator[bytes]:
-    for block in blocks(raw, AFTER_LINE):
+    for block in line_blocks(raw):
         lines = block.splitlines()
         # Very short lines repeat each other.
         decoded = {line: _uu_line(line, is_certain, any_first) for line in set(lines)}

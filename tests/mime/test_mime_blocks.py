@@ -5,14 +5,16 @@ from __future__ import annotations
 import binascii
 import html
 import html.entities
+import itertools
 import random
+import re
 import tracemalloc
 from collections.abc import Callable, Iterable
 
 import pytest
 
 from bridge.mime import base64_text, encodings, references, words
-from bridge.mime.blocks import AFTER_LF, AFTER_LINE, BEFORE_EQUALS, BLOCK, blocks, line_lists
+from bridge.mime.blocks import AFTER_LF, BEFORE_EQUALS, BLOCK, blocks, line_blocks, line_lists
 from tests.long_cases import few
 
 SIZE = 512 * 1024
@@ -44,12 +46,12 @@ def text_of(atoms: list[bytes], seed: int, size: int = 3 * BLOCK // 2) -> bytes:
     return b"".join(dice.choices(atoms, weights, k=size // 2))[: size + dice.randrange(9)]
 
 
-@pytest.mark.parametrize("cut", [AFTER_LF, AFTER_LINE, BEFORE_EQUALS])
+@pytest.mark.parametrize("cut", [AFTER_LF, None, BEFORE_EQUALS])
 @pytest.mark.parametrize("size", [1, 2, 5, 300])
 def test_blocks_are_the_text_and_are_cut_where_they_may_be(cut, size: int) -> None:
     """Never between CR and LF."""
     text = text_of([b"a", b"\r\n", b"\n", b"\r", b"="], 1, 3000)
-    found = list(blocks(text, cut, size))
+    found = list(blocks(text, cut, size) if cut else line_blocks(text, size))
     assert b"".join(found) == text and len(found) > 1
     assert min(map(len, found[:-1])) >= size
     if cut is BEFORE_EQUALS:
@@ -57,6 +59,14 @@ def test_blocks_are_the_text_and_are_cut_where_they_may_be(cut, size: int) -> No
     else:
         assert [line for block in found for line in block.splitlines()] == text.splitlines()
         assert all(block.endswith((b"\n", b"\r")) for block in found[:-1])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_blocks_of_lines_end_where_a_pattern_finds_the_end_of_a_line(size: int) -> None:
+    """In all texts of a few characters."""
+    for text in map(bytes, itertools.product(b"a\r\n", repeat=7)):
+        expected = list(blocks(text, re.compile(rb"\r\n?|\n"), size))
+        assert list(line_blocks(text, size)) == expected
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", b"a", b"a\n", b"\n" * (BLOCK + 1), b"a\n" * BLOCK, b"a\n" * BLOCK + b"b"])

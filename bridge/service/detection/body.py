@@ -118,12 +118,28 @@ def _files(material: Material, text: str) -> Iterator[tuple[str, str]]:
         yield "attachment:document-little-text", document
 
 
+def words_of(text: str, pattern: re.Pattern[str], spaces: bytes) -> list[str]:
+    """What the pattern finds: runs of some characters. `spaces` has a space in the place of all other ASCII.
+
+    To split the text takes half the time of the pattern (Python 3.11).
+    """
+    return text.encode().translate(spaces).decode().split() if text.isascii() else pattern.findall(text)
+
+
+def spaces_but(pattern: re.Pattern[str]) -> bytes:
+    """For `words_of`: by what the pattern finds in a run of each character."""
+    return bytes(code if code < 128 and pattern.search(3 * chr(code)) else ord(" ") for code in range(256))
+
+
+_SPACES = spaces_but(_WORD)
+
+
 def _phrases(material: Material, sender: Sender, text: str) -> Iterator[tuple[str, str]]:
     subject = sender.subject.lower()
     for tag, pattern in _PATTERNS.items():
         if found := pattern.search(subject):
             yield tag, found[0]
-    words = _WORD.findall(text)
+    words = words_of(text, _WORD, _SPACES)
     pairs = [f"{first} {second}" for first, second in pairwise(words) if first in _FIRST_WORDS]
     for phrase in sorted(_PHRASES.intersection((*words, *pairs))):  # the first one is shown, the same in each process
         yield _GROUP_OF[phrase], phrase

@@ -24,7 +24,8 @@ _UNSUBSCRIBE = (  # one by one in a tenth of the time of a pattern
     *("unsubscribe", "opt out", "opt-out", "optout", "abmelden", "abbestellen", "descadastr", "cancelar inscri"),
     *("darse de baja", "d\u00e9sabonn", "d\u00e9sinscri", "disiscri", "uitschrijven"),
 )
-_WORD = re.compile(r"[^\W\d_]{3,20}")
+_SHORTEST_WORD, _LONGEST_WORD = 3, 20
+_WORD = re.compile(rf"[^\W\d_]{{{_SHORTEST_WORD},{_LONGEST_WORD}}}")
 
 
 # These count, but are too common in legitimate mail to be tags: a tag should mean something by itself.
@@ -108,4 +109,10 @@ def _words_in(text: str) -> list[str]:
     """Without those of addresses, which are searched for where there is an "@" only: the pattern takes long."""
     if "@" in text:
         text = " ".join([_ADDRESS.sub(" ", piece) if "@" in piece else piece for piece in text.split()])
-    return _WORD.findall(text)
+    found = body.words_of(text, _WORD, _SPACES)
+    if max(map(len, found), default=0) > _LONGEST_WORD:  # the pattern takes it in pieces
+        return _WORD.findall(text)
+    return [word for word in found if len(word) >= _SHORTEST_WORD]
+
+
+_SPACES = body.spaces_but(_WORD)

@@ -38,6 +38,8 @@ def link_readings(page: str) -> list[str]:
     if "[" in page and "<!ENTITY" in page:  # they are in brackets
         return readings(page)
     plain = references.unescaped(page)
+    if not references.have_delimiters(page):
+        return [plain]
     is_clear = plain.count("@") == page.count("@") <= MAX_SIGNS  # none is written as a reference
     if is_clear:
         is_clear = not any(references.have_delimiters(piece[_authority(piece) :]) for piece in page.split("@")[:-1])

@@ -27,26 +27,24 @@ ESCAPE_WORK = 80  # for each `\x41` or number that is replaced, and
 PIECE_WORK = 64  # for each comparison with another
 MIN_FILE = 16  # bytes
 
-_JOINTS = re.compile(r"([\"'`])\s{0,40}(?:[+,]|\.concat\()\s{0,40}[\"'`]")
+# Patterns that begin with one literal character are searched several times as fast (Python 3.11). So those that begin
+# with a quote expect a text in which the other quotes are replaced by it, and two of them also what else may be there.
+_JOINTS = re.compile(r'"\s{0,40}(?:[+,]|\.concat\()\s{0,40}"')
 _ADDRESS = re.compile(r"https?:[\\/]{1,4}[^\s\"'`<>\\]+")  # in lower case
 # The word `http` in Base64 and in hexadecimal, and what follows: such literals may be shorter than those of files.
 _BASE64_ADDRESS = re.compile("aHR0c[A-Za-z0-9+/_-]{9,}+")
 _HEX_ADDRESS = re.compile("68747470[0-9a-fA-F]{12,}+")
-# After a quote or a tag; in an attribute without quotes; or in a comment. Each begins with literal characters, so that
-# it is searched several times as fast as all of them in one (Python 3.11).
-_BASE64 = (
-    re.compile(r"[\"'`>]\s{0,99}([A-Za-z0-9+/_=-]{40,}+)"),
-    re.compile(r"=([A-Za-z0-9+/_-]{40,}+={0,2})(?=[\s>])"),
-    re.compile(r"<!--\s{0,99}([A-Za-z0-9+/_=-]{40,}+)"),
-)
+_AFTER_QUOTE = re.compile(r'"\s{0,99}([A-Za-z0-9+/_=-]{40,}+)')  # or after a tag: Base64, as in the next two
+_IN_VALUE = re.compile(r"=([A-Za-z0-9+/_-]{40,}+={0,2})(?=[\s>])")  # of an attribute without quotes
+_IN_COMMENT = re.compile(r"<!--\s{0,99}([A-Za-z0-9+/_=-]{40,}+)")
 _LINE_END = re.compile(r"\n(?<=[A-Za-z0-9+/_-]{16}\n)\s{0,40}(?=[A-Za-z0-9+/_-])")  # within Base64
-_PIECE = re.compile(r"[\"'`]([A-Za-z0-9+/_-]{16,}+)={0,2}[\"'`]")
+_PIECE = re.compile(r'"([A-Za-z0-9+/_-]{16,}+)={0,2}"')
 _HEX = re.compile(r"[0-9a-fA-F]{60,}+")
-_NUMBERS = re.compile(r"[\[(\"'`]([0-9a-fA-FxX,;|\s-]{31,}+)")
+_NUMBERS = re.compile(r'"([0-9a-fA-FxX,;|\s-]{31,}+)')  # or after a bracket
 _BETWEEN_NUMBERS = re.compile(r"[,;|\s-]+")
-_QUOTED = re.compile(r"[\"'`]([^\"'`]{16,}+)")
+_QUOTED = re.compile(r'"([^"]{16,}+)')
 _MIN_ESCAPES = 8
-_PERCENT = re.compile(r"[\"'`]([^\"'`%]{0,200}%(?:u[0-9a-fA-F]{4}|[0-9a-fA-F]{2})[^\"'`]+)")
+_PERCENT = re.compile(r'"([^"%]{0,200}%(?:u[0-9a-fA-F]{4}|[0-9a-fA-F]{2})[^"]+)')
 _PERCENT_CODE = re.compile(r"%(?:u([0-9a-fA-F]{4})|([0-9a-fA-F]{2}))")
 _NUMBER = re.compile(r"0x([0-9a-f]{1,2})|((?:(?<=[,;|\s])|^)-?[0-9]{1,3}|[0-9]{1,3})", re.IGNORECASE)
 _HEX_NUMBER = re.compile("[0-9a-fA-F]{2}")
@@ -99,7 +97,7 @@ def page_members(content: bytes, budget: Budget) -> Iterator[Member]:
 
 def _of_text(text: str, budget: Budget, done: set[bytes]) -> Iterator[Member]:
     budget.take_work(20 * len(text))
-    joined = _LINE_END.sub("", _JOINTS.sub("", text).replace("\r\n", "\n"))
+    joined = _LINE_END.sub("", _without_joints(text).replace("\r\n", "\n"))
     budget.take_work(ESCAPE_WORK * joined.count("\\"))
     texts = {reading: reading.lower() for reading in dict.fromkeys((joined, escapes_replaced(joined), text))}
     names = tuple(sorted(page_files.names(text, texts[text]))[:20])
@@ -127,6 +125,25 @@ def _of_text(text: str, budget: Budget, done: set[bytes]) -> Iterator[Member]:
     yield Member((), None, tags=tuple(tags), links=tuple(links))
 
 
+def _without_joints(text: str) -> str:
+    """Strings that are joined become one, whatever their quotes are."""
+    kept, at = [], 0
+    for match in _JOINTS.finditer(_with_one(_OTHER_QUOTES, text)):
+        kept.append(text[at : match.start()])
+        at = match.end()
+    return "".join((*kept, text[at:]))
+
+
+_OTHER_QUOTES = "'`"
+
+
+def _with_one(others: str, text: str) -> str:
+    """With a quote in the place of each of the others."""
+    for other in others:
+        text = text.replace(other, '"')
+    return text
+
+
 def _addresses(text: str, lower: str) -> Iterator[str]:
     """Where the page leads to: encoded in the text, or plain in the text in lower case."""
     if "aHR0c" in text:  # searched for much faster than with a pattern
@@ -145,9 +162,10 @@ def _tags(lower: str) -> Iterator[str]:
 
 def _literals(text: str, is_reversed: bool, budget: Budget) -> Iterator[tuple[bytes, bool]]:
     """The bytes that long literals stand for, in one way or another, and whether that hides words of a page."""
-    for literal in _encoded(text, is_reversed, budget):
+    quoted = _with_one(_OTHER_QUOTES, text)
+    for literal in _encoded(text, quoted, is_reversed, budget):
         yield literal, True
-    for match in _QUOTED.finditer(text) if text.count("\\") >= _MIN_ESCAPES else ():
+    for match in _QUOTED.finditer(quoted) if text.count("\\") >= _MIN_ESCAPES else ():
         escapes = match[1].count("\\")
         if escapes >= _MIN_ESCAPES:  # what is between two quotes may also be code
             budget.take_work(ESCAPE_WORK * escapes)
@@ -156,20 +174,21 @@ def _literals(text: str, is_reversed: bool, budget: Budget) -> Iterator[tuple[by
             yield replaced.encode("latin-1", "replace"), is_hidden
 
 
-def _encoded(text: str, is_reversed: bool, budget: Budget) -> Iterator[bytes]:
-    in_base64 = [literal for pattern in _BASE64 for literal in pattern.findall(text)]
+def _encoded(text: str, quoted: str, is_reversed: bool, budget: Budget) -> Iterator[bytes]:
+    """`quoted` is the text with one kind of quotes."""
+    in_base64 = _AFTER_QUOTE.findall(_with_one(">", quoted)) + _IN_VALUE.findall(text) + _IN_COMMENT.findall(text)
     for literal in in_base64:
         yield _from_base64(literal)
         if is_reversed:
             yield _from_base64(literal[::-1])
         if digits := _HEX.match(literal):  # which are letters of Base64 as well
             yield _from_hex(digits[0])
-    pieces = _PIECE.findall(text)
+    pieces = _PIECE.findall(quoted)
     if len(pieces) > 1:  # in variables, which are joined in this order
         yield _from_base64("".join(pieces))
-    for match in _NUMBERS.finditer(text):
+    for match in _NUMBERS.finditer(_with_one("[(", quoted)):
         yield from _from_numbers(match[1], budget)
-    for match in _PERCENT.finditer(text) if _PERCENT_CODE.search(text) else ():
+    for match in _PERCENT.finditer(quoted) if _PERCENT_CODE.search(text) else ():
         yield _PERCENT_CODE.sub(lambda code: chr(int(code[1] or code[2], 16)), match[1]).encode("utf-8", "replace")
 
 
