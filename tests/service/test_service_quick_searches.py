@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import random
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
 
 from bridge.mime import base64_text, encodings, references
-from bridge.service.analysis.content import page_files, page_text, script_files
+from bridge.service.analysis.content import page_files, page_text, pictures, script_files
 from bridge.service.analysis.content.links import Links, ascii_lower
 from bridge.service.detection import body, signals
 
@@ -138,3 +142,33 @@ def test_a_line_that_begins_a_file_is_among_those_that_may() -> None:
         assert found[len(found) - len(expected) :] == expected
         assert len(found) - len(expected) == len(list(encodings._uu_begins(raw)))
     assert hits > 100
+
+
+def on_white(picture: Any) -> Any:
+    """As it is shown, computed for each pixel."""
+    from PIL import Image
+
+    colours = picture.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", colours.size, "white"), colours).convert("L")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "GIF"])
+def test_each_colour_of_a_palette_is_shown_on_white(kind: str) -> None:
+    image = pytest.importorskip("PIL.Image")
+    dice = random.Random(kind)
+    for colours in (2, 5, 16, 100, 256) * 8:
+        picture = image.frombytes("P", (40, 30), bytes(dice.choices(range(colours), k=1200)))
+        picture.putpalette(dice.randbytes(3 * colours))
+        shades = [dice.randrange(colours), dice.randbytes(colours), b"\xff" * colours, b"\0"]
+        out = io.BytesIO()
+        picture.save(out, kind, transparency=dice.choice(shades[: 1 if kind == "GIF" else None]))
+        first, second = image.open(io.BytesIO(out.getvalue())), image.open(io.BytesIO(out.getvalue()))
+        assert pictures._on_white(first).tobytes() == on_white(second).tobytes()
+
+
+@pytest.mark.parametrize("least", [0, 254, 255])
+def test_an_opaque_picture_is_shown_as_it_is(least: int) -> None:
+    image = pytest.importorskip("PIL.Image")
+    picture = image.frombytes("RGBA", (256, 64), random.Random(3).randbytes(256 * 64 * 4))
+    picture.putalpha(image.frombytes("L", (256, 64), bytes(random.Random(4).choices(range(least, 256), k=256 * 64))))
+    assert pictures._on_white(picture).tobytes() == on_white(picture).tobytes()
