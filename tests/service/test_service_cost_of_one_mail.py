@@ -173,6 +173,18 @@ def test_a_small_pdf_document_with_large_objects_kept_a_process_busy() -> None:
     _kept_busy(attached(b"%PDF-1.4\n" + about + packed + b"\nendstream endobj\n", "a.pdf"))
 
 
+@pytest.mark.parametrize(
+    ("piece", "end"),
+    [(b"%obj\n", b""), (b"obj<<(%)", b"endobj\nstream\n"), (b"obj<<\\(", b"endobj\nstream\n")],
+    ids=["comments behind objects", "strings in dictionaries", "escapes in dictionaries"],
+)
+def test_a_small_pdf_document_in_which_the_same_bytes_are_read_again_kept_a_process_busy(
+    piece: bytes, end: bytes
+) -> None:
+    """A byte that was skipped counted for less than it takes: 100 KB took 10 to 20 seconds, and no limit said so."""
+    _kept_busy(attached(b"%PDF-1.4\n" + piece * (100_000 // len(piece)) + end, "a.pdf"))
+
+
 ORDINARY_FILES = {
     "a document of 1,000 pages": (
         "word/document.xml",

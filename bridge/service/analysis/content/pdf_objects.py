@@ -21,7 +21,8 @@ _TOKEN = re.compile(
     rb"(?P<number>" + _NUMBER + rb")|(?P<name>/" + _REGULAR + rb"*+)|(?P<open><<|\[)|(?P<close>>>|\])"
     rb"|(?P<string>\()|(?P<reference>R)(?!" + _REGULAR + rb")|<[^>]*+>?|[>{})]|" + _REGULAR + rb"++"
 )
-_SIMPLE_STRING = re.compile(rb"\((?:[^()\\]++|\\.)*+\)", re.DOTALL)
+# Up to the next parenthesis; the group is empty if that opens another one, or if there is none.
+_SIMPLE_STRING = re.compile(rb"\((?:[^()\\]++|\\.)*+(\)?)", re.DOTALL)
 _PARENTHESIS = re.compile(rb"\\.|[()]", re.DOTALL)
 # Backwards, before the word `obj`: the generation and the number.
 _HEADER = re.compile(_WHITE + rb"*+[\d.eE+\-]++" + _WHITE + rb"++([\d.eE+\-]++)")
@@ -32,6 +33,8 @@ _MOST_DIGITS = 10  # of the number of an object
 _ESCAPE = re.compile(rb"#(3[0-9]|[46][1-9a-fA-F]|[57][0-9aA])")
 _MAX_DEPTH = 100  # of arrays and dictionaries in each other; viewers have such limits, too
 _TOKEN_WORK, _PARENTHESIS_WORK, _OBJECT_WORK = 450, 80, 200
+_SKIP_WORK, _COMMENT_WORK = 3, 25  # for a byte that is skipped, and for each comment among these
+_SEARCH_WORK, _STRING_WORK = 4, 60  # for a byte in which pairs are counted, and for each string that is removed first
 
 
 class Reference(NamedTuple):
@@ -74,7 +77,8 @@ class Reader:
     def skip(self, at: int) -> int:
         """The place behind white space and comments."""
         end = _SKIPPED.match(self._text, at).end()  # type: ignore[union-attr]  # (it matches nothing, too)
-        self._budget.take_work(end - at)
+        if end > at:
+            self._budget.take_work(_SKIP_WORK * (end - at) + _COMMENT_WORK * self._text.count(b"%", at, end))
         return end
 
     def value(self, at: int) -> tuple[Value, int]:
@@ -110,9 +114,9 @@ class Reader:
 
     def _token(self, at: int) -> re.Match[bytes] | None:
         """The next one; charged with what precedes it."""
-        start = _SKIPPED.match(self._text, at).end()  # type: ignore[union-attr]  # (it matches nothing, too)
+        start = self.skip(at)
         token = _TOKEN.match(self._text, start)
-        self._budget.take_work(_TOKEN_WORK + (token.end() if token else start) - at)
+        self._budget.take_work(_TOKEN_WORK + (token.end() - start if token else 0))
         return token
 
     def _may_be_reference(self, at: int, count: int) -> bool:
@@ -203,10 +207,11 @@ class Objects:
         """Whether the next `stream` may belong to this dictionary: the next `endobj` may be in a string, or a value."""
         if word < 0 or end < 0 or word < end:
             return word >= 0
-        self._budget.take_work(end - start)
+        self._budget.take_work(_SEARCH_WORK * (end - start))
         text = self._content[start:end]
         if b"%" in text or b"\\" in text:
-            text = _SIMPLE_STRING.sub(b"", text)
+            self._budget.take_work(_STRING_WORK * text.count(b"("))
+            text = _SIMPLE_STRING.sub(lambda string: b"" if string[1] else string[0], text)
         pairs = ((b"<<", b">>"), (b"(", b")"))
         return b"%" in text or b"\\" in text or any(text.count(first) != text.count(last) for first, last in pairs)
 
