@@ -69,6 +69,8 @@ chromium-headless-shell chromium-headless-shell
 /usr/lib/*/girepository-1.0/GMime-3.0.typelib gir1.2-gmime-3.0
 /usr/lib/*/girepository-1.0/Camel-1.2.typelib gir1.2-camel-1.2
 /usr/lib/python3/dist-packages/gi python3-gi
+php          php-cli
+/usr/lib/php/*/mailparse.so php-mailparse
 '
 
 say() { echo "test-servers: $*"; }

@@ -28,6 +28,7 @@ _AFTER_TOKEN = re.compile(r"[:,<>@\[\]]")  # also in quotes
 _ODD_ENDS = tokens.ENDS - {" ", "="}
 _COMMENT = re.compile(r"\([^()]*\)")
 _MAX_COMMENTS = 8  # in each other; programs that remove comments at all do not go deeper
+_BETWEEN_TOKENS = re.compile(r"""("[^"\\]*+(?:\\.[^"\\]*+)*+"?)|[\s<>()]++""", re.DOTALL)  # outside of quotes
 _SEPARATORS = re.compile(r"""[\s"';,=<>\0]+""")
 _SPACES = re.compile(r"\s+")
 _LANGUAGE = re.compile(r"([^']{0,60})'(?:[A-Za-z0-9-]{0,20}')?")  # RFC 2231: charset'language', or only one of them
@@ -63,8 +64,9 @@ def candidates(field: str) -> set[str]:
     if plain is not None:
         return {plain[1][-_SHOWN:]} if "." in plain[1] else set()
     values = list(_values(field))
-    loose = set(_loose(field)).difference(value.text for value in values)
-    texts = {*(value.text for value in values), *loose, *_together(values)}
+    raw = set(_loose(field))
+    loose = raw.difference(value.text for value in values)
+    texts = {*(value.text for value in values), *loose, *_together(values), *map(_without_gaps, raw)}
     if _AFTER_TOKEN.search(field):
         texts.update(_together([value._replace(text=_AFTER_TOKEN.split(value.text, 1)[0]) for value in values]))
     for ended in _ended(values):
@@ -261,6 +263,11 @@ def _loose(field: str) -> Iterator[str]:
             yield key
     if len(last) > 1:
         yield ";".join(last)
+
+
+def _without_gaps(text: str) -> str:
+    """As programs read it that put its tokens together: `"a.e" "xe"`, `a.e xe` and `a.e >xe` are `a.exe`."""
+    return _BETWEEN_TOKENS.sub(r"\1", _COMMENT.sub("", text)).replace('"', "")
 
 
 def _joined(pieces: Sequence[tuple[str, str]]) -> Iterator[str]:

@@ -210,6 +210,9 @@ PARAMS: dict[str, bytes] = {
     "quote-second-half": b'; boundary=~"^"',
     "two-quoted": b'; boundary="~""^"',
     "two-quoted-space": b'; boundary="~" "^"',
+    "tokens-apart": b"; boundary=~ ^",
+    "tokens-in-brackets": b"; boundary=~\t>^",
+    "quoted-comment-quoted": b'; boundary="~" (c) "^"',
     "escaped-char": b'; boundary="~\\^"',
     "escaped-all": b'; boundary="\\%"',
     "escaped-quote": b'; boundary=\\"%\\"',
@@ -297,7 +300,8 @@ PARAMS: dict[str, bytes] = {
 
 
 def write_param(how: str, value: bytes, name: bytes = b"boundary", decoy: bytes = DECOY) -> bytes:
-    half, utf16 = len(value) // 2, value.decode("latin-1").encode("utf-16be")
+    half = len(value) - 2 if name == b"filename" else len(value) // 2  # within the extension, for programs that join
+    utf16 = value.decode("latin-1").encode("utf-16be")
     text = PARAMS[how].replace(b"boundary", name)
     for before in (b'"', b"=", b"''"):  # elsewhere it is the star of RFC 2231
         text = text.replace(before + b"*", before + b"\1")

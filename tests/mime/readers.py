@@ -235,6 +235,38 @@ class Emailjs(PostalMime):
     name = "emailjs"
 
 
+class Mailparse(Worker):
+    """PHP's extension, which ticket systems use."""
+
+    name = "mailparse"
+
+    def command(self) -> list[str]:
+        php = find_program("php", "php-cli")
+        check = 'exit(function_exists("mailparse_msg_create") ? 0 : 1);'
+        if subprocess.run([php, "-r", check], capture_output=True, check=False).returncode:
+            raise Missing("mailparse not installed (Debian: php-mailparse)")
+        return [php, str(WORKERS / "mailparse.php")]
+
+
+class Go(Worker):
+    """Go's standard library. Built once per version, into the virtual environment."""
+
+    name = "go"
+
+    def command(self) -> list[str]:
+        go, source = find_program("go", "golang-go"), WORKERS / "go_reader.go"
+        built = Path(sys.prefix) / f"mime-go-reader-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
+        if not built.exists():
+            with tempfile.TemporaryDirectory(dir=sys.prefix) as making:
+                new = Path(making) / "reader"
+                command = [go, "build", "-o", new, source]
+                done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+                if done.returncode:
+                    raise Missing(f"go could not build the reader: {done.stderr[-300:]}")
+                new.rename(built)
+        return [str(built)]
+
+
 def node_modules() -> tuple[str, Path]:
     """Node, and the directory with our readers: installed once per version, into the virtual environment."""
     try:
@@ -403,6 +435,7 @@ READERS: tuple[type[Reader], ...] = (
         Camel,
     ),
     *(Ripmime, Munpack, Uudeview, Mhstore, Tnef, UudeviewOfParts, Dovecot, Clamav),
+    *(Mailparse, Go),
 )
 
 

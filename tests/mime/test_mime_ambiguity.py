@@ -189,11 +189,21 @@ def test_the_parts_of_a_digest_are_messages():
         'application/x; name="file\\.exe"',
         'application/x; name="file".exe',
         "application/x; name='file.exe'",
+        'application/x; name="file.e" "xe"',
+        "application/x; name=file.e xe",
+        "application/x; name=file.e\t>xe)",
+        'application/x; name="file.e" (a comment) "xe"',
     ],
 )
 def test_every_name_that_a_program_may_show_counts(field):
     """Two names, a name in pieces, quoted or encoded in odd ways."""
     assert any(name.lower().endswith("file.exe") for name in names.candidates(field)), names.candidates(field)
+
+
+def test_words_in_quotes_are_not_put_together():
+    """Only what is outside of quotes: `Dr. Com` within them is no program."""
+    assert not any(name.endswith("DrCom") for name in names.candidates('application/x; name="Dr. Com"'))
+    assert "mime:executable" not in tags(HEAD + b'Content-Type: application/x; name="to Dr. C om"\r\n\r\nx\r\n')
 
 
 def test_a_second_name_cannot_hide_the_first():
