@@ -285,6 +285,13 @@ def test_files_in_a_calendar_in_another_charset_were_missed() -> None:
         assert "malware:eicar" in found.tags, charset
 
 
+def test_a_file_in_the_page_of_an_invitation_was_missed() -> None:
+    """The semicolon and the comma in its address are escaped there."""
+    page = f'X-ALT-DESC;FMTTYPE=text/html:<a download="a.zip" href="data:application/zip\\;base64\\,{B64}">'
+    line = f"BEGIN:VCALENDAR\r\nBEGIN:VEVENT\r\n{page}\r\nEND:VEVENT\r\n"
+    assert "malware:eicar" in inspect(mail(line.encode(), Content_Type="text/calendar"), Limits()).tags
+
+
 def test_one_small_mail_held_up_the_event_loop() -> None:
     """Nested S/MIME data, a long calendar, long encoded names: all are left to a process."""
     nested = b"\x30\x80\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x07\x02\xa0\x80" + b"\x30\x80" * 20_000

@@ -15,7 +15,14 @@ from contextlib import contextmanager
 from bridge.mime import ambiguity, encodings, line_ends, readings, words
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import Part, TooMuch
-from bridge.service.analysis.content import archives, calendar_files, documents, file_types, recognition, smime
+from bridge.service.analysis.content import (
+    archives,
+    calendar_files,
+    documents,
+    file_types,
+    recognition,
+    smime,
+)
 from bridge.service.analysis.content.archives import BadArchive, Budget
 from bridge.service.analysis.content.decompression import inflated
 from bridge.service.analysis.content.links import Links, NeedsProcess
@@ -305,8 +312,9 @@ class FileInspector(ABC):
             with self.hidden_from_engines():
                 for file, names in calendar_files.files(text):
                     self.calendar_file(file, names, nesting)
-                if self.limits.look_at_mime and "data:" in text.lower():
-                    self.page(text, nesting)
+                for value in calendar_files.values(text) if self.limits.look_at_mime else ():
+                    if "data:" in value.lower():
+                        self.page(value, nesting)
 
     def calendar_file(self, content: bytes, names: Collection[str], nesting: int) -> None:
         if not self.limits.archives and file_types.family_of(content) != file_types.IMAGE:

@@ -17,6 +17,8 @@ _DATA_ADDRESS = re.compile(r";\s*base64\s*,(.*)", re.IGNORECASE)  # RFC 2397: th
 _LINE_END = re.compile(r"[\r\n]+")  # nothing else: a form feed is not one, but is between letters of Base64
 _FOLDED = re.compile(r"(?:\r\n?|\n)[ \t]")
 _FLOWED = re.compile(r" \r?\n")
+# RFC 5545 3.3.11; `\:` and `\"` are not in it, but programs write them.
+_ESCAPES = (("\\n", "\n"), ("\\N", "\n"), *((f"\\{sign}", sign) for sign in ';,:"\\'))
 
 
 def files(text: str) -> Iterator[tuple[bytes, list[str]]]:
@@ -32,9 +34,21 @@ def files(text: str) -> Iterator[tuple[bytes, list[str]]]:
 def texts(text: str, part: Part) -> Iterator[str]:
     """The text as programs show it: put together, and decoded as vCard 2.1 and vCalendar 1.0 write long texts."""
     plain = unfolded(text, part)
-    yield plain
+    found = [plain]
     if "quoted-printable" in plain.lower():
-        yield encodings.decode(plain.encode("utf-8", "replace"), "quoted-printable")[0].decode("utf-8", "replace")
+        found += [encodings.decode(plain.encode("utf-8", "replace"), "quoted-printable")[0].decode("utf-8", "replace")]
+    for reading in found:
+        yield from values(reading) if recognition.is_calendar(part) else [reading]
+
+
+def values(text: str) -> Iterator[str]:
+    r"""As written, and with the escapes of texts replaced: a page has `https:&#47\;&#47\;host`. It is `unfolded`."""
+    yield text
+    if "\\" not in text:
+        return
+    for escape, sign in _ESCAPES:
+        text = text.replace(escape, sign)
+    yield text
 
 
 def unfolded(text: str, part: Part) -> str:
