@@ -50,6 +50,12 @@ def sheet(formula: bytes) -> bytes:
     return zipped(("xl/worksheets/sheet1.xml", b'<worksheet><c><f ca="1">' + formula + b"</f></c></worksheet>"))
 
 
+def event(page: bytes) -> bytes:
+    """Outlook shows this page instead of the description."""
+    line = b"X-ALT-DESC;FMTTYPE=text/html:" + page
+    return mail(b"BEGIN:VCALENDAR\r\nBEGIN:VEVENT\r\n" + line + b"\r\nEND:VEVENT\r\n", Content_Type="text/calendar")
+
+
 ANCHOR = b'<a href="https://evil.example/x">open</a>'
 FULL_WIDTH = '<a href="http://\uff45\uff56\uff49\uff4c.example/x">\u70b9\u51fb</a>'
 JAPANESE = b'<html><a href="http://\x1b$B#e#v#i#l\x1b(B.example/x">x</a></html>'
@@ -82,8 +88,19 @@ MAILS = {
     ),
     "a card in Base64": attached(CARD % (b"NOTE;ENCODING=BASE64:" + base64.b64encode(LINK)), "a.vcf", "text/x-vcard"),
     "a card that is only named as one": attached(CARD % (b"URL:" + LINK), "a.vcf"),
+    "an invitation with a page, escaped": event(b'<a href="https:&#47\\;&#47\\;evil.example/x">'),
+    "an invitation with a page and a line end": event(b'<a href="https:/\\n/evil.example/x">'),
+    "an invitation with a page in a page": event(
+        b'<iframe src="data:text/html\\;base64\\,' + base64.b64encode(ANCHOR) + b'">'
+    ),
     "a table": attached(b'name,link\r\nx,"=HYPERLINK(""https://evil.example/x"")"\r\n', "a.csv"),
     "a page saved by Safari": attached(b"bplist00\xd1\x01" + bytes(3000) + ANCHOR, "a.webarchive"),
+    "a page saved by Safari, in XML": attached(
+        b'<?xml version="1.0"?><plist version="1.0"><dict><key>WebResourceData</key><data>\n\t'
+        + base64.b64encode(ANCHOR).replace(b"Z", b"&#90;")
+        + b"\n\t</data></dict></plist>",
+        "a.webarchive",
+    ),
     "a form of a PDF document": attached(b"%FDF-1.2\n1 0 obj<</FDF<</F (" + LINK + b")>>>>endobj", "a.fdf"),
     "the losing charset": text(UTF_7, "text/plain; charset=utf-7; charset*=us-ascii''utf-8"),
     "the losing charset, in pieces": text(UTF_7, 'text/plain; charset=utf-8; charset*0="ut"; charset*1="f-7"'),
@@ -146,6 +163,13 @@ def test_a_link_was_not_seen_in_an_ambiguous_mail(kind: str, content: bytes) -> 
     part = f"Content-Type: {kind}\r\nContent-Transfer-Encoding: base64\r\n\r\n".encode() + lines
     body = b"--x\r\n\r\nhello\r\n--x--\r\n--y\r\n" + part + b"--y--\r\n"
     assert HOST in hosts(mail(body, MIME_Version="1.0", Content_Type="multipart/mixed; boundary=x"))
+
+
+def test_an_escaped_backslash_in_a_plain_text_is_none_of_an_invitation() -> None:
+    """Only invitations and cards have such escapes."""
+    assert hosts(text(b"https://a\\,b.example/", "text/plain; format=flowed; delsp=yes")) == hosts(
+        text(b"https://a\\,b.example/", "text/plain")
+    )
 
 
 def test_a_host_in_latin_1_without_a_charset_was_read_as_another() -> None:

@@ -16,6 +16,7 @@ from bridge.mime import ambiguity, encodings, line_ends, readings, words
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import Part, TooMuch
 from bridge.service.analysis.content import (
+    apple_files,
     archives,
     calendar_files,
     documents,
@@ -279,6 +280,8 @@ class FileInspector(ABC):
             self.binhex(content, nesting)
         if recognition.is_in_base64(part):
             self.in_base64(content, part.names, nesting)
+        if apple_files.is_property_list(content):
+            self.property_list(content, nesting)
         if self.limits.look_at_mime and recognition.is_shown(part, content) and recognition.may_have_files(content):
             for codec in codecs_of(content[:PAGE_START], ""):
                 self.page(words.decoded(content, codec), nesting + 1)
@@ -343,6 +346,14 @@ class FileInspector(ABC):
         self.named([name.rpartition(".")[0] for name in names])
         with self.hidden_from_engines():
             self.decoded_files(encodings.readings(content), nesting)
+
+    def property_list(self, content: bytes, nesting: int) -> None:
+        """A page that Safari saved, with all that belongs to it."""
+        if not self.limits.archives:
+            raise NeedsProcess
+        self.reading.take_text(content)
+        with self.hidden_from_engines():
+            self.decoded_files(apple_files.data_in_list(content), nesting + 1)
 
     def signed(self, content: bytes, names: Collection[str], nesting: int) -> None:
         """S/MIME: mail programs show the message inside, no matter who signed it; or it is a file."""

@@ -29,6 +29,7 @@ from bridge.service.analysis.content import (
     page_text,
     recognition,
 )
+from bridge.service.analysis.content.apple_files import is_property_list
 from bridge.service.analysis.content.links import NeedsProcess, has_download
 from bridge.service.analysis.content.openpgp import BEGIN as OPENPGP
 from bridge.service.analysis.content.script_files import PAGE_NAME
@@ -345,6 +346,8 @@ class _MailInspector(AmbiguityInspector):
             self.binhex(content, nesting)
         if recognition.is_in_base64(part, content):
             self.in_base64(content, part.names, nesting)
+        if is_property_list(content):
+            self.property_list(content, nesting)
         if "pkcs7-mime" in part.content_type or recognition.is_signed(content, part.names):
             self.signed(content, part.names, nesting)
         is_mail = is_message(part.content_type) or part.content_type == "application/mbox"

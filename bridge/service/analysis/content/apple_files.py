@@ -3,13 +3,18 @@
 AppleSingle (RFC 1740) is a list of entries: number, offset and length of each. AppleDouble has the same form; it
 should not have the content of a file, and is left alone if it has none, because archives made on a Mac are full of it.
 MacBinary is a header of 128 bytes, followed by the content. Without this, such a file would hide any other.
+
+A property list in XML has data in Base64: a page that Safari saves (`.webarchive`) may be one.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Collection, Iterator
 
+from bridge.mime import encodings
+from bridge.mime.references import unescaped
 from bridge.service.analysis.content.unpacking import Budget, Member
 
 _MAGIC = (b"\0\x05\x16\0", b"\0\x05\x16\x07")  # AppleSingle, AppleDouble
@@ -20,6 +25,8 @@ _ENTRY_COST = 256  # work for each; the standard defines 15, but there may be 65
 _NAME_COST = 16  # work for each byte of the names, with each content
 _BINARY_HEADER = 128  # bytes, of MacBinary
 _MAX_NAME = 63
+_LIST_START = 2048  # bytes in which a property list says that it is one
+_DATA = re.compile(rb"<data[^<>]*+>([^<]*+)<")
 
 
 def is_apple_file(content: bytes) -> bool:
@@ -47,6 +54,17 @@ def apple_members(content: bytes, names: Collection[str], budget: Budget) -> Ite
         budget.take_member()
         budget.take(len(data))
         yield Member(known, data, is_disputed=True)
+
+
+def is_property_list(content: bytes) -> bool:
+    return b"<plist" in content[:_LIST_START].replace(b"\0", b"")
+
+
+def data_in_list(content: bytes) -> Iterator[bytes]:
+    """The pages and pictures in it."""
+    for match in _DATA.finditer(content.replace(b"\0", b"")):
+        text = unescaped(match[1].decode("latin-1")).encode("latin-1", "replace") if b"&" in match[1] else match[1]
+        yield encodings.decode(text, "base64")[0]
 
 
 def _entries(content: bytes) -> list[tuple[int, int, int]]:
