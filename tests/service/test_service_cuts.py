@@ -150,7 +150,13 @@ def test_a_document_is_no_program(name: str) -> None:
     assert file_types.tags_of(name, "", b"") == set()
 
 
-@pytest.mark.parametrize("kind", ["application/hta", "application/x-msdownload", "application/x-evil.js"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("application/hta", "application/x-msdownload", "application/x-evil.js", "application/x-mswinurl"),
+        *("application/x-iso9660-image", "application/vnd.ms-htmlhelp", "application/x-desktop", "text/scriptlet"),
+    ],
+)
 def test_a_part_without_a_name_gets_one_by_its_type(kind: str) -> None:
     assert "mime:executable" in tags(part(kind=kind))
 

@@ -175,9 +175,18 @@ _PROGRAM_TYPES = frozenset(
             "x-msdownload x-msdos-program x-dosexec x-exe x-ms-dos-executable vnd.microsoft.portable-executable x-com "
             "x-bat x-msi x-ms-installer x-ms-shortcut x-ms-application x-java-archive java-archive x-java-jnlp-file "
             "hta javascript x-javascript ecmascript x-ecmascript x-vbscript x-powershell x-sh x-shellscript x-csh "
-            "x-executable x-mach-binary x-sharedlib x-apple-diskimage vnd.android.package-archive",
+            "x-executable x-mach-binary x-sharedlib x-apple-diskimage vnd.android.package-archive "
+            "x-cd-image x-iso9660-image x-iso9660-appimage x-raw-disk-image x-vhd-disk x-vhdx-disk x-ms-wim x-xar "
+            "x-mswinurl internet-shortcut x-desktop x-rdp x-internet-signup x-windows-themepack x-xpinstall winhlp "
+            "x-php x-perl x-ruby x-python-code x-python-bytecode x-silverlight vnd.adobe.flash.movie vnd.ms-htmlhelp "
+            "vnd.debian.binary-package vnd.apple.installer+xml vnd.openofficeorg.extension x-rpm x-source-rpm "
+            "x-redhat-package-manager",
         ),
-        ("text", "javascript vbscript ecmascript jscript livescript x-javascript x-ecmascript x-python x-sh"),
+        (
+            "text",
+            "javascript vbscript ecmascript jscript livescript x-javascript x-ecmascript x-python x-sh vbs x-vbscript "
+            "scriptlet x-component x-ms-regedit spreadsheet",
+        ),
     )
     for name in names.split()
 )
