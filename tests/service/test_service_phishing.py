@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
@@ -107,6 +108,34 @@ def signals_of(content: bytes, envelope_from: str = "") -> dict[str, str]:
 def test_a_signal_is_found(expected: str, content: bytes) -> None:
     """Each signal has a mail that gives it."""
     assert expected in signals_of(content)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "\u13e2ay\u13e2al",
+            "\ua4d1ayPal",
+            "P\u0251\u01b4P\u0251l",
+            "Micros\u0585ft",
+        ),  # Cherokee, Lisu, Latin, Armenian
+        *(
+            "\U0001f17f\U0001f170\U0001f188\U0001f17f\U0001f170\U0001f17b",
+            "\U0001f1f5\U0001f1e6\U0001f1fe\U0001f1f5\U0001f1e6\U0001f1f1",
+        ),
+        *("Pay\u3164Pal", "Pay\u2800Pal", "Pay\U000e0020Pal", "Pay\u206fPal", "\u202elaPyaP\u202c"),
+        *("Paypa1", "Micr0s0ft Support", "Rnicrosoft", "Pay.Pal", "Face-Book"),
+    ],
+)
+def test_a_brand_that_only_looks_like_it_was_missed(name: str) -> None:
+    """Capital letters of Cherokee never counted, because they were compared with small ones."""
+    encoded = base64.b64encode(name.encode()).decode()
+    assert "impersonation:display-name" in signals_of(letter(From=f"=?utf-8?b?{encoded}?= <info@shop.example.biz>"))
+
+
+@pytest.mark.parametrize("name", ["Ann Modern", "Corn & Sons 24", "A1 Post", "office@365 x1", "5. Newsletter", "Navvy"])
+def test_an_ordinary_name_with_digits_or_such_letters_is_no_brand(name: str) -> None:
+    assert not brands.claimed(name)
 
 
 @pytest.mark.parametrize(

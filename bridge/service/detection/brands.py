@@ -14,12 +14,23 @@ from functools import lru_cache
 from bridge.service.detection.domains import DATA, name_of, names_in, registered
 
 _FILLERS = names_in("fillers.txt")
-_LOOKALIKES: dict[int, int] = str.maketrans(
-    "аеорсухіјѕԁһԛԝӏвмнткгпᴀʙᴄᴅᴇɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢαβγεικνορτυχωÐðØøŁłıᎪᏴᏟᎠᎬᏀᎻᏆᎫᏦᏞᎷΝᎾᏢᏒᏚᎢᏙᎳᏃꮮ",
-    "aeopcyxijsdhqwlbmhtkrnabcdeghijklmnoprstuvwyzabyeiknoptuxwddoolliabcdeghijklmnoprstvwzl",
+_LETTERS: dict[int, int] = (
+    str.maketrans(  # Cyrillic, Greek, Cherokee and small capitals; Lisu; Armenian; Latin with hooks
+        "аеорсухіјѕԁһԛԝӏвмнткгпᴀʙᴄᴅᴇɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢαβγεικνορτυχωÐðØøŁłıᎪᏴᏟᎠᎬᏀᎻᏆᎫᏦᏞᎷΝᎾᏢᏒᏚᎢᏙᎳᏃꮮ"
+        "ꓐꓑꓓꓔꓖꓗꓙꓚꓜꓝꓟꓠꓡꓢꓣꓦꓧꓪꓫꓬꓮꓰꓲꓳꓴօոսհցզյալɑƥɓɗɠɦƙɱɲɳɵƭʋƴħŧđɩɭɫɡʂ",
+        "aeopcyxijsdhqwlbmhtkrnabcdeghijklmnoprstuvwyzabyeiknoptuxwddoolliabcdeghijklmnoprstvwzl"
+        "bpdtgkjczfmnlsrvhwxyaeiouonuhgqjwlapbdghkmnnotvyhtdillgs",
+    )
 )
+# Letters in boxes and circles, and those that flags consist of.
+_LETTERS |= {first + n: ord("a") + n for first in (0x1F150, 0x1F170, 0x1F1E6) for n in range(26)}
+_LOOKALIKES = {ord(chr(letter).lower()): latin for letter, latin in _LETTERS.items()} | _LETTERS  # of Cherokee, too
 _LOOKALIKE = frozenset(map(chr, _LOOKALIKES))
-_UNSEEN = re.compile("[\u0300-\u036f\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u20d0-\u20ff\ufe00-\ufe0f\ufeff]+")
+_UNSEEN = re.compile(
+    "[\u0300-\u036f\u00ad\u061c\u115f\u1160\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\u20d0-\u20ff\u2800\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\U000e0000-\U000e01ef]+"
+)
+_BACKWARDS = re.compile("\u202e([^\u202c]*)\u202c?")  # shown from right to left
 _TOKEN = re.compile(r"[a-z0-9+&]+(?:[.-][a-z0-9]+)*")
 
 
@@ -37,6 +48,9 @@ _ALL = {**WORDS, **CERTAIN}
 _LONG = frozenset(name.replace(" ", "") for name in _ALL if len(name) >= 6 and name.isascii())
 
 
+_IMITABLE = frozenset(name for name in CERTAIN if len(name) >= 5 and name.isascii() and name.isalpha())
+
+
 def _pattern(names: dict[str, frozenset[str]]) -> re.Pattern[str]:
     longest_first = sorted(names, key=len, reverse=True)
     return re.compile(r"(?<![a-z0-9])(?:" + "|".join(map(re.escape, longest_first)) + r")(?![a-z0-9])")
@@ -50,7 +64,8 @@ def skeleton(text: str) -> str:
     """The text as it looks: lower-case Latin letters, without accents, invisible characters and decoration."""
     if text.isascii():
         return text.lower()
-    plain = unicodedata.normalize("NFKD", text[:2000]).lower()
+    text = _BACKWARDS.sub(lambda match: match[1][::-1], text[:2000])
+    plain = unicodedata.normalize("NFKD", text).lower()
     if not _LOOKALIKE.isdisjoint(plain):  # few texts have any, and to translate takes long (Python 3.11)
         plain = plain.translate(_LOOKALIKES)
     return _UNSEEN.sub("", plain)
@@ -66,9 +81,24 @@ def claimed(text: str) -> str:
     tokens = _TOKEN.findall(shown)
     if sum(len(token) == 1 for token in tokens) >= 4 and (spaced := _SQUEEZED.search("".join(tokens))):
         return spaced[0]
+    for token in tokens:
+        if imitated_name := _imitated_name(token):
+            return imitated_name
     rest = [token for token in tokens if token not in _FILLERS and not token.isdigit()]
     name = " ".join(rest)
     return name if name in WORDS else ""
+
+
+def _imitated_name(token: str) -> str:
+    """The brand that a word looks like, with digits for letters, two letters for one, or dots in it: `paypa1`."""
+    if token.isalpha() and not ("rn" in token or "vv" in token):
+        return ""
+    plain = re.sub("[.-]", "", token)
+    letters = plain if plain.isdigit() else plain.translate(_DIGITS)
+    for reading in dict.fromkeys((letters, letters.replace("rn", "m").replace("vv", "w"))):
+        if reading != token and reading in _IMITABLE:
+            return reading
+    return ""
 
 
 def mentioned(text: str) -> str:
