@@ -29,16 +29,16 @@ _PARAMETERS = " [SP <mail-parameters>]"
 def receive_line(session: SmtpSession, line: bytes) -> Effect | None:
     """Execute one command line, without its CRLF."""
     settings = session.settings
-    commands = _LMTP_COMMANDS if settings.is_lmtp else _SMTP_COMMANDS
     arguments: tuple[Any, ...] | None = None
     ordinary = recognise(line) if settings.uses_fast_path else None
     if ordinary is not None and (not ordinary[2] or (session.extended_smtp and settings.fast_path_takes_parameters)):
-        verb, arguments, _ = ordinary
-        command = commands[verb]
+        name, arguments, _ = ordinary
+        command = _ORDINARY_COMMANDS[name]
     else:
+        commands = _LMTP_COMMANDS if settings.is_lmtp else _SMTP_COMMANDS
         verb, _, argument = line.partition(b" ")
         command = commands.get(verb) or commands.get(verb.upper(), _UNKNOWN)
-    session.is_blamed = not (command.is_for_others and session.trusted)
+    session.is_for_others = command.is_for_others
     if arguments is None:
         refusal = refuse_line(session, command.name, verb, line, may_have_any_byte=command.parses_any_byte)
         if refusal is not None:
@@ -50,7 +50,7 @@ def receive_line(session: SmtpSession, line: bytes) -> Effect | None:
         settings.on_limit("max_mails_per_connection")
         session.answer(replies.TOO_MANY_MAILS)
         return CLOSE
-    if command is _UNKNOWN:
+    if arguments is None and command is _UNKNOWN:
         return _refuse_unknown(session, line)
     session.idle_commands = session.idle_commands + 1 if command.is_idle else 0
     if not command.is_allowed(session):
@@ -175,7 +175,7 @@ class Command:
     extended_syntax: str = ""
     is_listed: Callable[[SmtpSession], bool] = _always
     is_idle: bool = True  # brings no mail closer
-    is_for_others: bool = False  # says what a mail server was told: it would take being cut off for an outage
+    is_for_others: bool = False  # see `SmtpSession.is_blamed`
     parses_any_byte: bool = False  # its own parser refuses CR, LF and NUL, with a better reply
 
 
@@ -240,3 +240,4 @@ def _by_verb(*commands: Command) -> Mapping[bytes, Command]:
 
 
 _SMTP_COMMANDS, _LMTP_COMMANDS = _by_verb(*_BOTH, *_SMTP), _by_verb(*_BOTH, *_LMTP)
+_ORDINARY_COMMANDS = {command.name: command for command in _BOTH}  # those that `fast_path` recognises are among them

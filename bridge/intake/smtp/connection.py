@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from types import CoroutineType
 from typing import Any, assert_never
 
@@ -40,7 +41,7 @@ _BROKEN = Reply(421, "4.3.0", "Error: internal problem, try again later")
 _TIMEOUT = Reply(421, "4.4.2", "Error: timeout exceeded")
 _LAST_REPLY_S = 5.0  # for a client to read the last reply before the connection is aborted
 
-Work = Callable[..., Coroutine[Any, Any, None]]
+Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class SmtpConnection(StockSurface):
@@ -223,7 +224,7 @@ class SmtpConnection(StockSurface):
             if effect is not None:
                 self._perform(effect)
         except Exception as error:
-            self._start(self._fail, error)
+            self._start(partial(self._fail, error))
         if session.errors or session.idle_commands:
             self._check_patience()
 
@@ -236,11 +237,12 @@ class SmtpConnection(StockSurface):
     def _perform(self, effect: Effect | None) -> None:
         hooks, session = self._context.hooks, self.session
         while isinstance(effect, Ask):
-            hook = hooks.get(effect.hook)
-            status = MISSING if hook is None else hook(self, session, session.envelope, *effect.arguments)
-            if isinstance(status, CoroutineType):
-                return self._start(self._await_answer, status, effect)
-            effect = effect.then(session, status, *effect.arguments)
+            status, arguments = MISSING, effect.arguments
+            if (hook := hooks.get(effect.hook)) is not None:
+                status = hook(self, session, session.envelope, *arguments)
+                if isinstance(status, CoroutineType):
+                    return self._start(partial(self._await_answer, status, effect))
+            effect = effect.then(session, status, arguments)
         match effect:
             case None:
                 return None
@@ -253,24 +255,24 @@ class SmtpConnection(StockSurface):
             case StartTls():
                 return self._start(self._start_tls)
             case Authenticate(argument):
-                return self._start(self.smtp_AUTH, argument)
+                return self._start(partial(self.smtp_AUTH, argument))
             case _:
                 assert_never(effect)
 
     async def _await_answer(self, status: Awaitable[Any], ask: Ask) -> None:
-        self._perform(ask.then(self.session, await status, *ask.arguments))
+        self._perform(ask.then(self.session, await status, ask.arguments))
 
     # Tasks
 
-    def _start(self, work: Work, *arguments: Any) -> None:
+    def _start(self, work: Work) -> None:
         """Start work that has to wait. What the client sends in the meantime is answered afterwards."""
         self._task_number += 1
-        self._task = self._context.loop.create_task(self._run(self._task_number, work, *arguments))
+        self._task = self._context.loop.create_task(self._run(self._task_number, work))
 
-    async def _run(self, number: int, work: Work, *arguments: Any) -> None:
+    async def _run(self, number: int, work: Work) -> None:
         try:
             try:
-                await work(*arguments)
+                await work()
             except Exception as error:
                 await self._fail(error)
         except asyncio.CancelledError:
@@ -423,7 +425,7 @@ class SmtpConnection(StockSurface):
         finally:
             message.close()
             self._is_busy = False
-        self.session.answer_mail(status, *arguments)
+        self.session.answer_mail(status, arguments)
         if self._farewell is not None:
             self.goodbye(self._farewell)
 

@@ -16,7 +16,7 @@ class Ask:
     """Call the handler's hook with these arguments, and continue with `then`."""
 
     hook: str
-    then: Callable[..., Effect | None]  # called with the session, the hook's answer and the arguments
+    then: Callable[[Any, Any, Any], Effect | None]  # called with the session, the hook's answer and the arguments
     arguments: tuple[Any, ...] = ()
 
 

@@ -9,11 +9,6 @@ from bridge.intake.smtp import replies
 from bridge.mail.reply import Reply, weightiest
 
 
-def is_expected(is_lmtp: bool, is_prdr: bool) -> bool:
-    """Whether the client expects a reply for each recipient instead of one for the mail."""
-    return is_lmtp or is_prdr
-
-
 def replies_to_dot(
     decided: str | Reply | tuple[Reply, ...], recipients: int, *, is_prdr: bool
 ) -> tuple[str | Reply, ...]:

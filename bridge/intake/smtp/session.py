@@ -36,7 +36,7 @@ from bridge.intake.smtp.ehlo import ehlo_reply, extensions
 from bridge.intake.smtp.envelope import SmtpEnvelope
 from bridge.intake.smtp.parameters import TOO_LARGE, declared_size, refuse_of_mail, refuse_of_rcpt
 from bridge.intake.smtp.paths import Path
-from bridge.intake.smtp.reply_per_recipient import is_expected, replies_to_dot
+from bridge.intake.smtp.reply_per_recipient import replies_to_dot
 from bridge.intake.smtp.session_settings import SessionSettings
 from bridge.mail.reply import Reply
 from bridge.mail.session import UNKNOWN_CLIENT, Client, Session
@@ -62,7 +62,7 @@ class SmtpSession(StockSession):
 
     __slots__ = (
         *("_excused", "_id", "calls_left", "client", "described", "envelope", "errors"),
-        *("extended_smtp", "forwarded", "host_name", "idle_commands", "introduced", "is_blamed", "is_tls_accepted"),
+        *("extended_smtp", "forwarded", "host_name", "idle_commands", "introduced", "is_for_others", "is_tls_accepted"),
         *("mails",),
         *("peer", "peer_address", "replies", "settings", "trusted"),
     )
@@ -90,7 +90,7 @@ class SmtpSession(StockSession):
         self.forwarded: Client | None = None  # from XFORWARD, for one mail
         self.described: tuple[Any, Session] | None = None  # the handler's description of this session, and its source
         self.errors = 0
-        self.is_blamed = True  # a mistake in the last command is the client's own, see `receive_line`
+        self.is_for_others = False  # the last command said what the client, a mail server, was told by others
         self.idle_commands = 0  # in a row
         self.mails = 0
         self._excused = 0  # 503s that a pipelining client could not avoid
@@ -107,7 +107,15 @@ class SmtpSession(StockSession):
     @property
     def answers_each(self) -> bool:
         """Whether the final dot of the current mail is answered with one reply for each recipient."""
-        return is_expected(self.settings.is_lmtp, self.envelope.prdr)
+        return self.settings.is_lmtp or self.envelope.prdr
+
+    @property
+    def is_blamed(self) -> bool:
+        """Whether a mistake in the last command is the client's own.
+
+        A trusted mail server passes on what others tell it, and would take being cut off for an outage.
+        """
+        return not (self.is_for_others and self.trusted)
 
     # Replies
 
@@ -146,7 +154,7 @@ class SmtpSession(StockSession):
 
     # From the connection
 
-    def greet(self, status: Any) -> Effect | None:
+    def greet(self, status: Any, _: object = ()) -> Effect | None:
         """The client has connected, and the handler said this about it."""
         if status is MISSING:
             self.replies.append(self.settings.banner)
@@ -236,9 +244,9 @@ class SmtpSession(StockSession):
         self.extended_smtp = False
         return Ask("HELO", SmtpSession._greet_back, (hostname,))
 
-    def _greet_back(self, status: Any, hostname: str) -> None:
+    def _greet_back(self, status: Any, arguments: tuple[str]) -> None:
         if status is MISSING:
-            self.host_name = hostname
+            (self.host_name,) = arguments
             status = f"250 {self.settings.hostname}"
         self.answer(status)
 
@@ -256,11 +264,14 @@ class SmtpSession(StockSession):
         if settings.ehlo_hook == "new":
             return Ask("EHLO", SmtpSession._announce, (hostname, [*lines, "250 HELP"]))
         self._announce(lines)
-        return Ask("EHLO", lambda session, line, _: session.answer(line), (hostname,))
+        return Ask("EHLO", SmtpSession._say, (hostname,))
 
-    def _announce(self, lines: Iterable[str | Reply], *_: Any) -> None:
+    def _announce(self, lines: Iterable[str | Reply], _: object = ()) -> None:
         for line in lines:
             self.answer(line)
+
+    def _say(self, line: str | Reply, _: object) -> None:
+        self.answer(line)
 
     def say_lmtp(self, _: str | None) -> Effect | None:
         return self.refuse(replies.IS_LMTP)
@@ -303,16 +314,16 @@ class SmtpSession(StockSession):
             settings.on_limit("max_message_size")
         return refusal or self._refuse_utf8(path)
 
-    def _refuse_oversize(self, status: Any, *_: Any) -> None:
+    def _refuse_oversize(self, status: Any, _: object) -> None:
         self.answer(TOO_LARGE if status is MISSING else status)
 
     def _refuse_utf8(self, path: Path) -> Reply | None:
         return None if self.envelope.smtp_utf8 or path.is_ascii else replies.NEEDS_SMTPUTF8
 
-    def _begin_mail(self, status: Any, sender: str, options: list[str]) -> None:
+    def _begin_mail(self, status: Any, arguments: tuple[str, list[str]]) -> None:
         if status is MISSING:
             envelope = self.envelope
-            envelope.mail_from = sender
+            envelope.mail_from, options = arguments
             if envelope.prdr:  # concerns only this client and us, not the next hop
                 options = [option for option in options if option.upper() != "PRDR"]
             envelope.mail_options = options
@@ -339,17 +350,18 @@ class SmtpSession(StockSession):
             return replies.TOO_MANY_RECIPIENTS
         return None if unchecked is None else self._refuse_utf8(unchecked)
 
-    def _add_recipient(self, status: Any, address: str, options: list[str]) -> None:
+    def _add_recipient(self, status: Any, arguments: tuple[str, list[str]]) -> None:
         if status is not MISSING:
             return self.answer(status)
-        self.envelope.rcpt_tos.append(address)
-        self.envelope.rcpt_params.append(tuple(options))
+        (address, options), envelope = arguments, self.envelope
+        envelope.rcpt_tos.append(address)
+        envelope.rcpt_params.append(tuple(options))
         return self.replies.append(b"250 2.1.5 OK\r\n")
 
     def data(self) -> Effect | None:
         return _ASK_BEFORE_CONTENT
 
-    def _begin_content(self, status: Any) -> Effect | None:
+    def _begin_content(self, status: Any, _: object) -> Effect | None:
         if status is not MISSING:
             self.reset()
             return self.refuse(status)
@@ -370,16 +382,16 @@ class SmtpSession(StockSession):
         self.errors = 0  # a client that brings mail may make a mistake now and then
         return _ASK_ABOUT_CONTENT
 
-    def answer_mail(self, status: Any, default: Reply = replies.OK, *_: Any) -> None:
+    def answer_mail(self, status: Any, arguments: tuple[Reply, int] | tuple[()] = ()) -> None:
         """With what the handler decided; then this mail is over."""
-        recipients, is_prdr, answers_each = len(self.envelope.rcpt_tos), self.envelope.prdr, self.answers_each
+        envelope, answers_each = self.envelope, self.answers_each
         self.reset()
         if isinstance(status, Outcome):
             status = status.replies or status.reply
         elif status is MISSING:
-            status = default
+            status = arguments[0] if arguments else replies.OK
         if answers_each:
-            self._announce(replies_to_dot(status, recipients, is_prdr=is_prdr))
+            self._announce(replies_to_dot(status, len(envelope.rcpt_tos), is_prdr=envelope.prdr))
         else:
             assert not isinstance(status, tuple)
             self.answer(status)
@@ -393,20 +405,20 @@ class SmtpSession(StockSession):
     def noop(self, text: str | None) -> Effect | None:
         return Ask("NOOP", SmtpSession._agree, (text,))
 
-    def _agree(self, status: Any, *_: Any) -> None:
+    def _agree(self, status: Any, _: object) -> None:
         self.answer(replies.OK if status is MISSING else status)
 
     def quit(self) -> Effect | None:
         return _ASK_AT_QUIT
 
-    def _say_bye(self, status: Any) -> Effect | None:
+    def _say_bye(self, status: Any, _: object) -> Effect | None:
         self.answer(replies.BYE if status is MISSING else status)
         return CLOSE
 
     def vrfy(self, address: str) -> Effect | None:
         return Ask("VRFY", SmtpSession._verify, (address,))
 
-    def _verify(self, status: Any, _: str) -> None:
+    def _verify(self, status: Any, _: object) -> None:
         self.answer(replies.NOT_VERIFIED if status is MISSING else status)
 
     def bdat(self, _: str | None) -> Effect | None:

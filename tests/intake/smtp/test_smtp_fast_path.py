@@ -19,24 +19,24 @@ from bridge.intake.smtp.paths import Path, parse_path
 from bridge.mail.reply import Reply
 
 
-@given(st.from_regex(ORDINARY_LINE, fullmatch=True))
+@given(st.from_regex(ORDINARY_LINE, fullmatch=True).map(str.encode))
 def test_ordinary_line_is_parsed_as_by_the_full_parser(line: bytes) -> None:
     """Address and parameters are the same, none of them would be refused, and it is a single line."""
     assert b"\r" not in line and b"\n" not in line and len(line) <= 512
     recognised = recognise(line)
     assert recognised is not None
-    verb, arguments, has_parameters = recognised
+    verb, arguments, parameters = recognised
     if line in (b"DATA", b"QUIT"):
-        assert (verb, arguments, has_parameters) == (line, (), False)
+        assert (verb.encode(), arguments, parameters) == (line, (), "")
         return
     start, _, argument = line.partition(b":")
     path = parse_path(argument, syntax="x")
     assert isinstance(path, Path) and path.is_ascii
-    assert arguments == (path.address, list(path.as_sent)) and has_parameters == bool(path.params)
-    if verb == b"MAIL":
+    assert arguments == (path.address, list(path.as_sent)) and bool(parameters) == bool(path.params)
+    if verb == "MAIL":
         assert start == b"MAIL FROM" and refuse_of_mail(path, frozenset(), MAX_SIZE, takes_utf8=False) is None
     else:
-        assert (verb, start) == (b"RCPT", b"RCPT TO") and refuse_of_rcpt(path, frozenset()) is None
+        assert (verb, start) == ("RCPT", b"RCPT TO") and refuse_of_rcpt(path, frozenset()) is None
 
 
 @pytest.mark.parametrize(

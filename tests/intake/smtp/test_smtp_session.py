@@ -32,7 +32,7 @@ def play(session: SmtpSession, lines: list[bytes], answers: dict[str, Any] | Non
     for line in lines:
         effect = receive_line(session, line)
         while isinstance(effect, Ask):
-            effect = effect.then(session, (answers or {}).get(effect.hook, MISSING), *effect.arguments)
+            effect = effect.then(session, (answers or {}).get(effect.hook, MISSING), effect.arguments)
     return effect
 
 
@@ -284,7 +284,7 @@ def test_final_dot_has_one_reply_or_one_for_each_recipient(
     taken(session)
     ask = session.receive_content(content())
     assert isinstance(ask, Ask) and (ask.hook, ask.arguments) == ("DATA", ())
-    session.answer_mail(status, *ask.arguments)
+    session.answer_mail(status, ask.arguments)
     assert taken(session) == replies
     assert session.envelope.mail_from is None and session.envelope.rcpt_tos == [] and session.mails == 1
 
@@ -296,7 +296,7 @@ def test_content_with_a_bare_line_end_is_refused() -> None:
     taken(session)
     ask = session.receive_content(content(b"a\nb\r\n.\r\n"))
     assert isinstance(ask, Ask) and ask.hook == "REFUSED" and ask.arguments[1] == 8
-    session.answer_mail(MISSING, *ask.arguments)
+    session.answer_mail(MISSING, ask.arguments)
     assert taken(session) == [b"550 5.5.2 Error: a CR, LF or NUL outside a line end is not accepted"]
 
 
