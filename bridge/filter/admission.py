@@ -128,6 +128,8 @@ class Admission:
     def delay_after(self, in_processing: int, is_pressed: Callable[[], bool] = lambda: False) -> float:
         """The same for a mail that finds this many in processing."""
         limit, threshold = self.settings.max_in_processing, self.settings.throttle_threshold
+        if in_processing < threshold and not is_pressed():  # nearly always
+            return 0.0
         if threshold >= limit:  # throttle disabled: under pressure it applies from the first mail on
             threshold = 0 if is_pressed() else limit
         over = in_processing + 1 - threshold

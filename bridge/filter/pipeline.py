@@ -48,7 +48,7 @@ from bridge.filter.policy import (
 )
 from bridge.filter.released import ReleasedMail
 from bridge.filter.scan_request import request_for
-from bridge.filter.scan_slots import Slots
+from bridge.filter.scan_slots import Slot, Slots
 from bridge.filter.split_by_tenant import process_split, recipients_by_tenant
 from bridge.mail.action import Action
 from bridge.mail.address import domain_of, has_certain_domain
@@ -290,9 +290,9 @@ class Filter:
         del head, lower  # thousands of mails may wait for the scanner: each keeps only what is needed
         if token is not None:
             return await self._hand_on_released(record, token, refusal)
-        outcome = await self._stop_early(record, refusal)
-        if outcome is not None:
-            return outcome
+        refusal = self._refusal_before_scan(record, refusal)
+        if refusal is not None:
+            return await self._refuse(record, refusal)
         is_shadow = self._is_shadow(tx.session, tx.envelope.sender)
         is_refused = self._settings.refuse_ambiguous_mime and await self._is_ambiguous(record)
         if is_refused and not is_shadow:
@@ -328,6 +328,8 @@ class Filter:
     async def _refuse(self, record: Record, reply: Reply) -> Outcome:
         """Refuse a mail for its content. After a queue, a bounce would return it, unscanned, to a forged sender."""
         record.rule = record.rule or rule_of_refusal(reply)
+        if reply.is_temporary:
+            return Outcome(Action.TEMPFAIL, with_id(reply, record.tx.id))
         if not self._settings.keeps_refused:
             return Outcome(Action.REJECT, with_id(reply, record.tx.id))
         return await self._actions.keep_refused(record, reply)
@@ -353,28 +355,30 @@ class Filter:
         assert self._released_mail is not None
         outcome = None
         try:
-            outcome = await self._stop_early(record, refusal)
-            if outcome is None:
+            refusal = self._refusal_before_scan(record, refusal)
+            if refusal is not None:
+                outcome = await self._refuse(record, refusal)
+            else:
                 record.rule = rule_names.RELEASED
                 outcome = await self._actions.hand_on(record, None, "released")
             return outcome
         finally:
             await self._released_mail.settle(token, record.tx, outcome)
 
-    async def _stop_early(self, record: Record, refusal: Reply | None) -> Outcome | None:
-        """The outcome of a mail that is neither scanned nor passed on; None for any other, whose tenant is recorded."""
+    def _refusal_before_scan(self, record: Record, refusal: Reply | None) -> Reply | None:
+        """Why a mail is neither scanned nor passed on; None for any other, whose tenant is recorded."""
         tx = record.tx
-        if refusal is None and tx.message.begins_with_space():  # it would continue our last field
-            refusal = CONTINUES
         if refusal is not None:
-            return await self._refuse(record, refusal)
+            return refusal
+        if tx.message.begins_with_space():  # it would continue our last field
+            return CONTINUES
         if not self._settings.tenant_by_domain:
             record.tenant = self._settings.default_tenant
             return None
         record.tenant = self._tenant_of(tx.envelope.recipients[0].address)
         if self._has_other_tenants(tx, record.tenant):
             record.tenant, record.rule = None, rule_names.RELOADED  # no tenant may see the others' recipients
-            return Outcome(Action.TEMPFAIL, with_id(TENANTS_CHANGED, tx.id))
+            return TENANTS_CHANGED
         return None
 
     def _tenant_of(self, address: str) -> str | None:
@@ -441,7 +445,9 @@ class Filter:
         trace_header = b"" if record.trace is None else record.trace.header
         asked: list[str] = []  # not a method of the record: an error's frames would keep it alive
         try:
-            async with self._slots.slot(record, deadline):
+            with Slot(self._slots, record) as slot:
+                if slot.delay_s:
+                    await slot.throttle(deadline)
                 return await self._scanner.submit(
                     request_for(tx, record.tenant), tx.message, deadline, late is not None, trace_header, asked.append
                 )
