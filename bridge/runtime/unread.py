@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import select
+from typing import Any
 
 
 def transport_has_unread(transport: asyncio.BaseTransport) -> bool:
     """The same for a transport; false if it has no open socket."""
-    sock = transport.get_extra_info("socket")
+    return socket_has_unread(transport.get_extra_info("socket"))
+
+
+def socket_has_unread(sock: Any) -> bool:
+    """The same for a transport's socket; false if it is closed or None."""
     descriptor = -1 if sock is None else sock.fileno()
     return descriptor >= 0 and has_unread(descriptor)
 

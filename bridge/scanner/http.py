@@ -26,7 +26,7 @@ import httptools
 
 from bridge.api.request_id import REQUEST_ID_KEY
 from bridge.runtime.connection_timer import ConnectionTimer
-from bridge.runtime.unread import transport_has_unread
+from bridge.runtime.unread import socket_has_unread
 from bridge.runtime.value import value
 from bridge.runtime.write_batch import WriteBatch
 
@@ -92,7 +92,7 @@ class ScannerConnection(asyncio.Protocol):
     __slots__ = (
         *("_answer", "_body", "_body_bytes", "_deadline", "_head_complete", "_headers", "_is_paused", "_loop", "_lost"),
         *("_max_answer", "_may_be_read", "_on_slow", "_parser", "_received", "_request_id", "_sent_whole", "_shared"),
-        *("_slow_at", "_timer", "_transport", "_unsent", "idle_since", "opened_at", "reusable"),
+        *("_slow_at", "_socket", "_timer", "_transport", "_unsent", "idle_since", "opened_at", "reusable"),
     )
 
     def __init__(self, max_answer: int, shared: SharedByConnections | None = None) -> None:
@@ -100,6 +100,7 @@ class ScannerConnection(asyncio.Protocol):
         self._max_answer = max_answer
         self._shared = shared or SharedByConnections()
         self._transport: asyncio.Transport | None = None
+        self._socket: Any = None
         self._unsent: Iterator[bytes] | None = None  # the rest of a request that the transport accepts in parts
         self._is_paused = False
         self._answer: asyncio.Future[Answer] | None = None
@@ -166,7 +167,7 @@ class ScannerConnection(asyncio.Protocol):
             return
         assert self._transport is not None
         if not self._may_be_read:
-            if self._has_unasked(self._transport):
+            if self._has_unasked():
                 return self._fail(self._lost_error("data arrived without a request"))
             self._may_be_read = True
         pending: list[bytes] = []
@@ -187,11 +188,12 @@ class ScannerConnection(asyncio.Protocol):
         self._unsent = None  # releases the message while the scanner works
         self._sent_whole = True
 
-    def _has_unasked(self, transport: asyncio.Transport) -> bool:
+    def _has_unasked(self) -> bool:
         """Whether bytes have arrived before the request is written. A new TLS connection may have its own."""
-        if self.idle_since == 0.0 and transport.get_extra_info("ssl_object") is not None:
+        assert self._transport is not None
+        if self.idle_since == 0.0 and self._transport.get_extra_info("ssl_object") is not None:
             return False
-        return transport_has_unread(transport)
+        return socket_has_unread(self._socket)
 
     def check_deadlines(self) -> None:
         """Start a timer if the deadline, or the time before it, lies before the shared timer's next check."""
@@ -246,6 +248,7 @@ class ScannerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._socket = transport.get_extra_info("socket")
         self._shared.timer.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
