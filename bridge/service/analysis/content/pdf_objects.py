@@ -34,7 +34,7 @@ _ESCAPE = re.compile(rb"#(3[0-9]|[46][1-9a-fA-F]|[57][0-9aA])")
 _MAX_DEPTH = 100  # of arrays and dictionaries in each other; viewers have such limits, too
 _TOKEN_WORK, _PARENTHESIS_WORK, _OBJECT_WORK = 450, 80, 200
 _SKIP_WORK, _COMMENT_WORK = 3, 25  # for a byte that is skipped, and for each comment among these
-_SEARCH_WORK, _STRING_WORK = 4, 60  # for a byte in which pairs are counted, and for each string that is removed first
+_SEARCH_WORK, _STRING_WORK = 4, 60  # for a byte in which pairs are counted again, and for each string in it
 
 
 class Reference(NamedTuple):
@@ -181,6 +181,7 @@ class Objects:
         self._packed: list[tuple[bytes, list[int]]] = []  # object streams, and where their objects may begin
         self._packed_places: dict[int, list[tuple[Reader, bytes, int]]] | None = None
         self.streams: dict[int, list[Described]] = {}  # by the place of the word `stream`
+        self._searched = 0  # up to where pairs were counted
         self._find()
 
     def _find(self) -> None:
@@ -207,10 +208,12 @@ class Objects:
         """Whether the next `stream` may belong to this dictionary: the next `endobj` may be in a string, or a value."""
         if word < 0 or end < 0 or word < end:
             return word >= 0
-        self._budget.take_work(_SEARCH_WORK * (end - start))
         text = self._content[start:end]
+        is_again = start < self._searched
+        self._searched = max(self._searched, end)
+        self._budget.take_work((_SEARCH_WORK if is_again else 1) * (end - start))
         if b"%" in text or b"\\" in text:
-            self._budget.take_work(_STRING_WORK * text.count(b"("))
+            self._budget.take_work(_STRING_WORK * text.count(b"(") if is_again else 0)
             text = _SIMPLE_STRING.sub(lambda string: b"" if string[1] else string[0], text)
         pairs = ((b"<<", b">>"), (b"(", b")"))
         return b"%" in text or b"\\" in text or any(text.count(first) != text.count(last) for first, last in pairs)
