@@ -57,7 +57,7 @@ def _build(root: Path, packages: str, suite: str) -> None:
     # This machine's mirrors, with the suites of that release.
     sources = Path(SOURCES).read_text().replace("bookworm", suite) if Path(SOURCES).exists() else ""
     command += ["-"] if sources else []
-    done = subprocess.run(command, input=sources, capture_output=True, text=True, timeout=1800)
+    done = subprocess.run(command, input=sources, capture_output=True, text=True, timeout=3600)
     if done.returncode != 0:
         shutil.rmtree(building, ignore_errors=True)
         unavailable(f"cannot build the root {root.name}: {done.stderr[-400:]}")
