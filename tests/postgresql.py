@@ -78,7 +78,7 @@ class PostgreSql:
     def _run(self, program: str, *arguments: str) -> None:
         done = subprocess.run(
             [str(self._programs / program), "-D", self._data, *arguments],
-            cwd=self._directory, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+            cwd=self._directory, capture_output=True, text=True, timeout=600, check=False, stdin=subprocess.DEVNULL,
             **self._as_user,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -180,8 +180,8 @@ def test_one_of_two_scanners_that_refuses_the_token_gets_no_mail(tmp_path: Path,
         scanner_that(refused, refused if code == 401 else None) as bad,
         bridge_with(tmp_path, good, more_scanners=[bad]) as bridge,
     ):
-        until(lambda: bridge.send() and state(bridge)["warnings"], "the warning")
-        assert state(bridge)["warnings"][0].endswith("; its mail goes to the other scanner hosts")
+        until(lambda: bridge.send() and _lasting(state(bridge)["warnings"]), "the warning")
+        assert _lasting(state(bridge)["warnings"])[0].endswith("; its mail goes to the other scanner hosts")
         for _ in range(10):
             assert bridge.send().startswith("250 ")
 
@@ -381,11 +381,11 @@ def test_a_history_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
         history.rename(tmp_path / "away")
         history.write_text("not a directory")
         bridge.send()
-        until(lambda: state(bridge)["warnings"], "the warning")
-        [warning] = state(bridge)["warnings"]
+        until(lambda: _lasting(state(bridge)["warnings"]), "the warning")
+        [warning] = _lasting(state(bridge)["warnings"])
         assert warning.startswith("mails are not being recorded in the history: ")
         code, lines = status(bridge)
-        assert code == 0 and lines[0] == f"WARNING: {warning}"
+        assert code == 0 and _lasting(lines)[0] == f"WARNING: {warning}"
         history.unlink()
         (tmp_path / "away").rename(history)
         until(lambda: not state(bridge)["warnings"], "the mail to be recorded")

@@ -33,8 +33,8 @@ def test_the_next_hop_of_a_route_is_probed_too(tmp_path: Path) -> None:
     routes = [{"recipient_domains": ["b.example"], "next_hop": hop}]
     with bridge_with(tmp_path, relay={"routes": routes}) as bridge:
         until(says(bridge, f"NOT DELIVERING: next hop {hop} ", "; mail for b.example is being deferred"), "it")
-        code, text = get(bridge.admin, "/readyz")
-        assert code == 200 and text.startswith("NOT DELIVERING: ")
+        until(lambda: get(bridge.admin, "/readyz")[0] == 200, "ready")
+        assert get(bridge.admin, "/readyz")[1].startswith("NOT DELIVERING: ")
         assert status(bridge)[0] == 1
 
 
