@@ -40,9 +40,9 @@ class Route:
     def __post_init__(self) -> None:
         """A row that contradicts itself is a mistake in the program."""
         if (self.changes or self.about is not About.NOTHING or self.is_preview) and not self.audit:
-            raise ValueError(f"{self.path}: needs a word for the audit log")
+            raise ValueError(f"{self.path}: needs a description for the audit log")
         if (self.about is not About.NOTHING) != ("{id}" in self.path):
-            raise ValueError(f"{self.path}: {{id}} and `about` belong together")
+            raise ValueError(f"{self.path}: {{id}} and `about` must be used together")
         if self.about is not About.NOTHING and self.role is None:
             raise ValueError(f"{self.path}: only people who have signed in may see mail")
 

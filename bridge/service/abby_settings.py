@@ -135,7 +135,7 @@ class StaticApiToken(Section):
     def _printable(cls, tokens: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         if not all(re.fullmatch(r"[\x21-\x7e]{1,512}", token.get_secret_value()) for token in tokens):
             raise ValueError(
-                "a token must be at most 512 printable characters without spaces; "
+                "a token must consist of at most 512 printable characters without spaces; "
                 "create one with `scanbridge service token`"
             )
         if len(tokens) > MAX_TOKENS:

@@ -162,7 +162,7 @@ class Hook(AnalyzerSection):
     @classmethod
     def _printable(cls, token: SecretStr | None) -> SecretStr | None:
         if token is not None and not re.fullmatch(r"[\x21-\x7e]{1,512}", token.get_secret_value()):
-            raise ValueError("a token must be at most 512 printable characters without spaces")
+            raise ValueError("a token must consist of at most 512 printable characters without spaces")
         return token
 
     @field_validator("url")

@@ -81,7 +81,7 @@ def add(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, 
 @with_source
 @with_session
 def delete(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, ...], kind: str | None) -> None:
-    """Delete entries from LIST: those in the arguments, in files or on standard input.
+    """Delete entries from LIST: those given as arguments, in files or on standard input.
 
     Entries that are not in the list are ignored.
     """

@@ -74,7 +74,7 @@ class RecordWriter:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if self._waiting or late:
-            log.error("records: the service stops before all of them are written: the database is not available")
+            log.error("records: the database is not available; stopping before all records have been written")
 
     async def _write_periodically(self) -> None:
         while not self._stopping.is_set():
