@@ -1,7 +1,7 @@
 """The domain of a mail address, in the one spelling in which domains are compared.
 
 Tenants, policies, routes, lists and the service's analyses all choose by domain. `user@example.org.`,
-`USER@EXAMPLE.ORG` and, for an international domain, its Unicode form and its `xn--` form are the same domain to the
+`USER@EXAMPLE.ORG` and, for an internationalised domain, its Unicode form and its `xn--` form are the same domain to the
 mail server behind us. If one of us thought otherwise, a mail would miss its tenant, its policy, its lists or its next
 hop. Only comparisons use this spelling: what is sent on stays as it came.
 
@@ -25,7 +25,7 @@ from functools import lru_cache
 import idna
 
 MAX_DOMAIN = 2048  # characters: as many as a milter's address; a name may be written with ignored ones in between
-_MAX_NAME, _MAX_LABEL = 253, 63  # RFC 1035 2.3.4, without the final dot
+_MAX_NAME, _MAX_LABEL = 253, 63  # RFC 1035 2.3.4, without the trailing dot
 _MAX_WRITTEN = 255  # characters of a domain: a longer one is not a name, or is full of ignored characters
 _MAX_ADDRESS = 1000  # characters; RFC 5321 4.5.3.1.3 allows 254, mail servers somewhat more
 _DOTS = re.compile("[.\u3002\uff0e\uff61]")  # UTS 46 section 2.3

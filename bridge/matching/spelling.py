@@ -40,7 +40,7 @@ def normalise(category: str, entry: str) -> str:
         _refuse_ip(category, text)
     normal = stored(category, entry)
     for _, text in _addresses(category, normal):
-        _refuse_ip(category, text)  # 192.0.2.1. with a final dot, in other digits
+        _refuse_ip(category, text)  # 192.0.2.1. with a trailing dot, in other digits
     return normal
 
 
