@@ -11,7 +11,14 @@ from bridge.history.postgresql import PostgresHistory
 from bridge.history.sqlite import SqliteHistory
 from bridge.history.store import HistoryStore
 from bridge.runtime.database import Database
+from tests.history.history_kit import close_histories
 from tests.postgresql import fresh_database
+
+
+@pytest.fixture(autouse=True)
+def _closed_histories() -> Iterator[None]:
+    yield
+    close_histories()
 
 
 @pytest.fixture(params=["live", "finished", "postgresql"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from bridge.history.entry import Kind, MailEntry, Row
 from bridge.history.query import HistoryQuery
+from bridge.history.sqlite import SqliteHistory
 from bridge.history.store import HistoryStore
 
 NOON = 1_800_000_000.0  # a full hour
@@ -22,6 +24,20 @@ def mail(number: int = 0, **values: Any) -> tuple[Kind, Row]:
     defaults = {"at": NOON + number, "id": f"ID{number:04d}"}
     row = _ROW._replace(**defaults | {name: value for name, value in values.items() if name in Row._fields})
     return _KIND._replace(**{name: value for name, value in values.items() if name in Kind._fields}), row
+
+
+_opened: list[SqliteHistory] = []
+
+
+def sqlite_history(directory: Path, **options: Any) -> SqliteHistory:
+    """Closed after the test (see `conftest.py`): Python 3.13 warns of a connection that is not."""
+    _opened.append(SqliteHistory(directory, **options))
+    return _opened[-1]
+
+
+def close_histories() -> None:
+    while _opened:
+        _opened.pop().close()
 
 
 def add(store: HistoryStore, *mails: tuple[Kind, Row]) -> None:

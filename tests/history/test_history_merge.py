@@ -9,7 +9,7 @@ from bridge.history import segment_merge
 from bridge.history.query import HistoryQuery
 from bridge.history.segment_files import MERGING
 from bridge.history.sqlite import SqliteHistory
-from tests.history.history_kit import NOON, add, find, mail
+from tests.history.history_kit import NOON, add, find, mail, sqlite_history
 
 DAY = NOON // 86400 * 86400
 LATER = DAY + 3 * 86400
@@ -17,7 +17,7 @@ LATER = DAY + 3 * 86400
 
 def made(directory: Path) -> SqliteHistory:
     """Two days with three segments each."""
-    history = SqliteHistory(directory, max_rows=4)
+    history = sqlite_history(directory, max_rows=4)
     for day in range(2):
         add(
             history,

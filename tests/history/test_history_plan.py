@@ -11,7 +11,7 @@ import pytest
 
 from bridge.history.query import HistoryQuery
 from bridge.history.sqlite import SqliteHistory
-from tests.history.history_kit import NOON, ids, mail
+from tests.history.history_kit import NOON, ids, mail, sqlite_history
 
 MAILS = 6_000  # more than what counts as many entries of an index
 ASKED: dict[str, list[dict[str, Any]]] = {
@@ -45,7 +45,7 @@ def made(number: int) -> Any:
 @pytest.fixture(scope="module")
 def histories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SqliteHistory, SqliteHistory]]:
     """The same mails without any index, and in two finished segments."""
-    both = tuple(SqliteHistory(tmp_path_factory.mktemp("history"), max_rows=rows) for rows in (40_000, 5_000))
+    both = tuple(sqlite_history(tmp_path_factory.mktemp("history"), max_rows=rows) for rows in (40_000, 5_000))
     mails = [made(number) for number in range(MAILS)]
     for history in both:
         history.append(mails[:5_000])
@@ -74,8 +74,8 @@ def test_every_index_finds_the_same(histories: tuple[SqliteHistory, SqliteHistor
 
 def test_a_search_that_ends_early_is_continued_without_gaps(tmp_path: Path) -> None:
     """Each part ends where it is certain that no newer mail is missing."""
-    history = SqliteHistory(tmp_path, max_rows=3)
-    other = SqliteHistory(tmp_path, max_rows=4)  # its segments overlap with the others
+    history = sqlite_history(tmp_path, max_rows=3)
+    other = sqlite_history(tmp_path, max_rows=4)  # its segments overlap with the others
     for number in range(24):
         (history, other)[number % 2].append([mail(number, subject="odd" if number % 2 else "even")])
     whole = ids(history.find(HistoryQuery(limit=100)))
@@ -101,7 +101,7 @@ def test_a_search_that_ends_early_is_continued_without_gaps(tmp_path: Path) -> N
 
 def test_a_search_with_enough_time_is_complete(tmp_path: Path) -> None:
     """There is nothing to go on with."""
-    history = SqliteHistory(tmp_path, max_rows=2)
+    history = sqlite_history(tmp_path, max_rows=2)
     for number in range(5):
         history.append([mail(number)])
     found = history.find_within(HistoryQuery(), 60.0)

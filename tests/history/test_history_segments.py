@@ -14,10 +14,9 @@ import pytest
 from bridge.history import segment_files, segment_merge, segments
 from bridge.history.entry import LaterEvent
 from bridge.history.query import HistoryQuery
-from bridge.history.sqlite import SqliteHistory
 from bridge.history.store import HistoryError
 from bridge.testing import until
-from tests.history.history_kit import NOON, add, find, mail
+from tests.history.history_kit import NOON, add, find, mail, sqlite_history
 
 
 def files(directory: Path) -> list[str]:
@@ -26,7 +25,7 @@ def files(directory: Path) -> list[str]:
 
 def test_a_full_segment_is_finished_and_another_begun(tmp_path: Path) -> None:
     """A finished one is a single file that only we can read."""
-    history = SqliteHistory(tmp_path / "history", max_rows=10)
+    history = sqlite_history(tmp_path / "history", max_rows=10)
     history.append([mail(number) for number in range(4)])
     assert files(tmp_path / "history") == [".live"]
     history.append([mail(4 + number) for number in range(8)])
@@ -54,10 +53,10 @@ def test_an_old_segment_was_kept_until_the_next_mail_came(tmp_path: Path) -> Non
 
 def test_the_next_process_continues_a_segment(tmp_path: Path) -> None:
     """With the kinds that it has."""
-    first = SqliteHistory(tmp_path)
+    first = sqlite_history(tmp_path)
     add(first, mail(1, rule="policy.a"), mail(2, rule="policy.b"))
     first.close()
-    second = SqliteHistory(tmp_path)
+    second = sqlite_history(tmp_path)
     add(second, mail(3, rule="policy.b"), mail(4, rule="policy.c"))
     assert files(tmp_path) == [".live"]
     assert find(second, rule="policy.b") == ["ID0003", "ID0002"]
@@ -66,7 +65,7 @@ def test_the_next_process_continues_a_segment(tmp_path: Path) -> None:
 
 def test_a_slot_has_one_owner(tmp_path: Path) -> None:
     """Each process has its own segment; one that was left behind is finished."""
-    first, second = SqliteHistory(tmp_path), SqliteHistory(tmp_path)
+    first, second = sqlite_history(tmp_path), sqlite_history(tmp_path)
     add(first, mail(1))
     add(second, mail(2))
     assert files(tmp_path) == [".live", ".live"]
@@ -79,7 +78,7 @@ def test_a_slot_has_one_owner(tmp_path: Path) -> None:
 
 
 def _write_and_die(directory: Path) -> None:
-    history = SqliteHistory(directory)
+    history = sqlite_history(directory)
     add(history, mail(1), mail(2))
     os._exit(9)
 
@@ -90,7 +89,7 @@ def test_what_a_killed_process_wrote_is_there(tmp_path: Path) -> None:
     process.start()
     process.join(30)
     assert process.exitcode == 9
-    history = SqliteHistory(tmp_path)
+    history = sqlite_history(tmp_path)
     assert find(history) == ["ID0002", "ID0001"]
     history.maintain(0, None)
     assert files(tmp_path) == [".sqlite"]
@@ -100,7 +99,7 @@ def test_what_a_killed_process_wrote_is_there(tmp_path: Path) -> None:
 def test_a_damaged_segment_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A new one is begun in its place, and a finished one that cannot be read does not stop a search."""
     (tmp_path / "slot-0-0123abcd.live").write_bytes(b"this is no database" * 1000)
-    history = SqliteHistory(tmp_path, max_rows=2)
+    history = sqlite_history(tmp_path, max_rows=2)
     add(history, mail(1), mail(2))
     assert files(tmp_path) == [".damaged", ".sqlite"]
     (finished,) = tmp_path.glob("*.sqlite")
@@ -113,7 +112,7 @@ def test_a_damaged_segment_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptur
 
 def test_a_page_that_is_damaged_under_a_running_process_costs_one_batch(tmp_path: Path) -> None:
     """The segment is set aside, and the next attempt begins another."""
-    history = SqliteHistory(tmp_path)
+    history = sqlite_history(tmp_path)
     history.append([mail(number, subject="x" * 200) for number in range(500)])
     (live,) = tmp_path.glob("*.live")
     with closing(sqlite3.connect(live)) as other:
@@ -132,7 +131,7 @@ def test_a_page_that_is_damaged_under_a_running_process_costs_one_batch(tmp_path
 
 def test_kinds_that_look_alike_when_stored_do_not_stop_the_next_process(tmp_path: Path) -> None:
     """A scanner's text with bytes that are no text."""
-    history = SqliteHistory(tmp_path)
+    history = sqlite_history(tmp_path)
     add(history, mail(1, verdict="bad \udcff"), mail(2, verdict="bad \udcfe"), mail(3, verdict="fine"))
     history.close()
     add(history, mail(4, verdict="other"), mail(5, verdict="bad \udcfd"))
@@ -142,7 +141,7 @@ def test_kinds_that_look_alike_when_stored_do_not_stop_the_next_process(tmp_path
 
 def test_a_large_live_segment_is_finished_early(tmp_path: Path) -> None:
     """Mails with a thousand recipients: few of them fill a segment."""
-    history = SqliteHistory(tmp_path, max_bytes=2 << 20)
+    history = sqlite_history(tmp_path, max_bytes=2 << 20)
     recipients = "\n".join(f"{number:0200d}@example.org" for number in range(1000))
     for number in range(6):
         history.append([mail(number * 4 + each, recipients=recipients) for each in range(4)])
@@ -152,7 +151,7 @@ def test_a_large_live_segment_is_finished_early(tmp_path: Path) -> None:
 
 def test_upkeep_is_done_by_one_process_at_a_time(tmp_path: Path) -> None:
     """Two daemons on one directory must not merge the same segments."""
-    history = SqliteHistory(tmp_path, max_rows=1)
+    history = sqlite_history(tmp_path, max_rows=1)
     add(history, mail(1, at=1000.0), mail(2, at=2000.0))
     with segments.slot_lock(tmp_path / "upkeep.lock"):
         assert history.maintain(1e10, None) == (0, 0)
@@ -161,7 +160,7 @@ def test_upkeep_is_done_by_one_process_at_a_time(tmp_path: Path) -> None:
 
 def test_a_segment_that_is_removed_is_begun_again(tmp_path: Path) -> None:
     """An operator deleted the directory under a running daemon."""
-    history = SqliteHistory(tmp_path / "history")
+    history = sqlite_history(tmp_path / "history")
     add(history, mail(1))
     for path in (tmp_path / "history").iterdir():
         path.unlink()
@@ -172,7 +171,7 @@ def test_a_segment_that_is_removed_is_begun_again(tmp_path: Path) -> None:
 
 def test_a_locked_segment_fails_and_nothing_is_half_written(tmp_path: Path) -> None:
     """All mails of a batch or none; the next attempt writes them."""
-    history = SqliteHistory(tmp_path, busy_s=0.05)
+    history = sqlite_history(tmp_path, busy_s=0.05)
     add(history, mail(1))
     (live,) = tmp_path.glob("*.live")
     other = sqlite3.connect(live, isolation_level=None)
@@ -188,7 +187,7 @@ def test_a_locked_segment_fails_and_nothing_is_half_written(tmp_path: Path) -> N
 
 def test_a_search_survives_segments_that_are_finished_and_deleted(tmp_path: Path) -> None:
     """One thread writes and deletes, another searches all the time: every page is complete."""
-    writer, reader = SqliteHistory(tmp_path, max_rows=5), SqliteHistory(tmp_path)
+    writer, reader = sqlite_history(tmp_path, max_rows=5), sqlite_history(tmp_path)
     done = threading.Event()
 
     def write() -> None:
@@ -213,7 +212,7 @@ def test_a_search_survives_segments_that_are_finished_and_deleted(tmp_path: Path
 
 def test_times_are_in_the_name(tmp_path: Path) -> None:
     """So that a search for a short time opens few files, and old files are found without opening them."""
-    history = SqliteHistory(tmp_path, max_rows=2)
+    history = sqlite_history(tmp_path, max_rows=2)
     add(history, mail(1, at=1_000_000_000.5), mail(2, at=1_000_000_009.25))
     (path,) = tmp_path.glob("*.sqlite")
     assert path.name.startswith("1000000000500-1000000009250-")
@@ -222,7 +221,7 @@ def test_times_are_in_the_name(tmp_path: Path) -> None:
 
 def test_of_a_segment_that_was_finished_only_the_finished_one_counts(tmp_path: Path) -> None:
     """The process ended before it could remove the live one: no mail appears twice."""
-    history = SqliteHistory(tmp_path)
+    history = sqlite_history(tmp_path)
     add(history, mail(1))
     history.close()
     (live,) = tmp_path.glob("*.live")
@@ -237,17 +236,17 @@ def test_of_a_segment_that_was_finished_only_the_finished_one_counts(tmp_path: P
 
 def test_a_directory_that_cannot_be_read_is_no_empty_history(tmp_path: Path) -> None:
     """It is said to be unreadable; one that does not exist is empty."""
-    assert find(SqliteHistory(tmp_path / "none")) == []
+    assert find(sqlite_history(tmp_path / "none")) == []
     (tmp_path / "file").write_text("x")
     with pytest.raises(HistoryError, match="file: Not a directory"):
-        find(SqliteHistory(tmp_path / "file"))
+        find(sqlite_history(tmp_path / "file"))
 
 
 @pytest.mark.parametrize("number", [1, 99, 100, 101, 250])
 @pytest.mark.parametrize("helo", ["mx.example", "\udcff"])
 def test_mails_written_together_are_all_there(tmp_path: Path, number: int, helo: str) -> None:
     """In their order, each with its own kind, also if one has bytes that are not text."""
-    history = SqliteHistory(tmp_path)
+    history = sqlite_history(tmp_path)
     history.append([mail(each, rule=f"r{each % 7}", helo=helo if each == number - 1 else "") for each in range(number)])
     found = history.find(HistoryQuery(limit=0))
     assert sorted((entry.row.id, entry.kind.rule) for entry in found) == [
@@ -258,7 +257,7 @@ def test_mails_written_together_are_all_there(tmp_path: Path, number: int, helo:
 
 def test_columns_of_a_newer_version_stopped_the_history(tmp_path: Path) -> None:
     """It began the segment and noted a release; then its operator went back: all that is added has a name."""
-    history = SqliteHistory(tmp_path)
+    history = sqlite_history(tmp_path)
     add(history, mail(1))
     history.note([LaterEvent(NOON, "ID0001", "released")])
     history.close()
@@ -266,7 +265,7 @@ def test_columns_of_a_newer_version_stopped_the_history(tmp_path: Path) -> None:
     for path, table in ((live, "mail"), (live, "kind"), (tmp_path / "later.db", "later")):
         with closing(sqlite3.connect(path)) as connection:
             connection.execute(f"ALTER TABLE {table} ADD COLUMN newer DEFAULT 'x'")
-    history = SqliteHistory(tmp_path, max_rows=2)
+    history = sqlite_history(tmp_path, max_rows=2)
     add(history, mail(2, rule="policy.other"))
     add(history, mail(3), mail(4))
     assert files(tmp_path) == [".sqlite", ".sqlite"]
