@@ -87,7 +87,7 @@ def test_what_a_killed_process_wrote_is_there(tmp_path: Path) -> None:
     """Without a chance to close anything."""
     process = multiprocessing.get_context("spawn").Process(target=_write_and_die, args=(tmp_path,))
     process.start()
-    process.join(30)
+    process.join(120)
     assert process.exitcode == 9
     history = sqlite_history(tmp_path)
     assert find(history) == ["ID0002", "ID0001"]
