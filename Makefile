@@ -1,4 +1,4 @@
-# `make run` and `make test` install what they need; they require Python 3.11, make and a Python package index.
+# `make run` and `make test` install what they need; they require Python 3.11 or later, make and a Python package index.
 SHELL := /bin/bash
 # Prefer the system's Python if it is new enough: our packages run on it, and a Python that was built without
 # profile-guided optimisation needs a third more CPU per mail.
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 RUN_READY := $(VENV)/.run-ready
 DEV_READY := $(VENV)/.dev-ready
-# One more than the number of processors: many tests wait.
+# One more than the number of processors, because many tests spend time waiting.
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
 PACKAGE_EXTRAS := all
@@ -21,18 +21,18 @@ LOCK_OPTIONS := --universal --python-version 3.11 --generate-hashes --no-emit-in
 help:                           ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
 
-setup: $(DEV_READY)             ## prepare .venv for development, and nothing else
+setup: $(DEV_READY)             ## prepare .venv for development, and do nothing else
 
-run: $(RUN_READY)               ## start the embedded default: bridge and scanning service
+run: $(RUN_READY)               ## start the embedded default: the bridge and the scanning service
 	@exec $(BIN)/scanbridge run --demo
 
 cluster: $(DEV_READY)           ## start a whole cluster on this machine: NATS, PostgreSQL, HAProxy, bridges, workers (deploy/cluster)
 	deploy/test-servers.sh
 	@exec $(BIN)/python -m deploy.cluster.up $(or $(DIR),build/cluster)
 
-# The tests start hundreds of programs, and without bytecode each would compile everything again.
+# The tests start hundreds of programs, and without bytecode, each would compile everything again.
 test test-long: export PYTHONDONTWRITEBYTECODE =
-test: $(DEV_READY)              ## run all tests but the long ones, with the real servers they use
+test: $(DEV_READY)              ## run all tests except the long ones, with the real servers that they use
 	deploy/test-servers.sh
 	$(BIN)/python -m pytest -q --tb=short -n $(TEST_PROCESSES) --dist worksteal --cache-clear || $(BIN)/python -m tests.failed_again $$?
 
@@ -40,15 +40,15 @@ test-long: $(DEV_READY)         ## run the long tests: what `make test` tests, w
 	deploy/test-servers.sh
 	$(BIN)/python -m pytest -q --tb=short -n $(TEST_PROCESSES) --dist worksteal -m long
 
-test-faults: $(DEV_READY)       ## run the long fault test, MINUTES=20; the result goes into docs/evidence/trials.md
+test-faults: $(DEV_READY)       ## run the long fault test for MINUTES=20; the result goes into docs/evidence/trials.md
 	deploy/test-servers.sh
 	$(BIN)/python -m tests.faults.rig --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED))
 
-test-cluster: $(DEV_READY)      ## kill, freeze, fill and cut off the nodes of a cluster, MINUTES=20; the result goes into docs/evidence/cluster.md
+test-cluster: $(DEV_READY)      ## kill, freeze, fill up and cut off the nodes of a cluster for MINUTES=20; the result goes into docs/evidence/cluster.md
 	deploy/test-servers.sh
 	$(BIN)/python -m tests.cluster.rig --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED))
 
-fuzz: $(DEV_READY)              ## fuzz the parsers, SECONDS=60 for each target; ONLY="..." selects some
+fuzz: $(DEV_READY)              ## fuzz the parsers for SECONDS=60 per target; ONLY="..." selects targets
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  --editable '.[fuzz]' 2>/dev/null || echo "atheris cannot be built here (it needs clang): using our own runner instead"
 	$(BIN)/python -m tests.fuzz.fuzz --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(ONLY)
@@ -67,7 +67,7 @@ test-tools: $(DEV_READY)        ## run nmap, sslscan, testssl.sh, schemathesis a
 	$(BIN)/python -m tests.tools.examine $(ONLY)
 
 test-upgrade: export PYTHONDONTWRITEBYTECODE =
-test-upgrade: $(DEV_READY)      ## upgrade from version 0.1.0 under load, and go back
+test-upgrade: $(DEV_READY)      ## upgrade from version 0.1.0 under load, then downgrade again
 	deploy/test-servers.sh
 	$(BIN)/python -m pytest -q --tb=short -m long tests/upgrade
 
@@ -77,7 +77,7 @@ test-packages: $(DEV_READY)     ## install the packages on empty systems (Debian
 	$(BIN)/python -m pytest -q --tb=short -m long -k "not lintian" tests/packages/test_{debian,rpm,wheel}.py
 
 test-pythons: export PYTHONDONTWRITEBYTECODE =
-test-pythons: $(DEV_READY)      ## run the unit tests on every supported Python that can be had here, ONLY="3.13 3.14" for some
+test-pythons: $(DEV_READY)      ## run the unit tests on every supported Python version available here; ONLY="3.13 3.14" selects versions
 	deploy/test-servers.sh
 	$(BIN)/python -m tests.pythons $(ONLY)
 
@@ -90,7 +90,7 @@ format: $(DEV_READY)            ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-site: $(DEV_READY)              ## build the documentation as a site in build/site; fails on broken links and pages without navigation
+site: $(DEV_READY)              ## build the documentation as a site in build/site; fails if a link is broken or a page is not in the navigation
 	$(BIN)/mkdocs build --strict
 
 docs: $(DEV_READY)              ## regenerate the references, man pages and dashboard from the code
@@ -98,16 +98,16 @@ docs: $(DEV_READY)              ## regenerate the references, man pages and dash
 	$(BIN)/python deploy/mixin/dashboard.py
 	$(BIN)/python -m bridge.service.openapi > docs/reference/openapi.json
 
-dist: $(DEV_READY)              ## build wheel and source archive in dist/
+dist: $(DEV_READY)              ## build the wheel and the source archive in dist/
 	$(BIN)/uv build --quiet --out-dir dist
 
-packages: $(DEV_READY)          ## build Debian and RPM packages in dist/; ARCH=amd64 for another processor
+packages: $(DEV_READY)          ## build the Debian and RPM packages in dist/; ARCH=amd64 selects another processor architecture
 	$(BIN)/python deploy/package/build.py $(if $(ARCH),--arch $(ARCH))
 
 release: $(DEV_READY)           ## build all packages with checksums in dist/, signed with MINISIGN_KEY=FILE or GPG_KEY=ID (docs/develop/release.md)
 	$(BIN)/python -m tools.release $(if $(TAG),--tag '$(TAG)') $(if $(MINISIGN_KEY),--minisign-key '$(MINISIGN_KEY)') $(if $(GPG_KEY),--gpg-key '$(GPG_KEY)')
 
-release-check: $(DEV_READY)     ## check whether this commit may be released, ONLY="docs sbom"; the result goes into docs/evidence/release-check.md
+release-check: $(DEV_READY)     ## check whether this commit may be released; ONLY="docs sbom" selects steps; the result goes into docs/evidence/release-check.md
 	$(BIN)/python -m tools.release_check $(ONLY)
 
 dashboard-picture: $(DEV_READY)  ## draw docs/operate/dashboard.png from a run of a few minutes
@@ -115,11 +115,11 @@ dashboard-picture: $(DEV_READY)  ## draw docs/operate/dashboard.png from a run o
 	$(BIN)/python -m tools.draw_dashboard
 
 console-pictures: export PYTHONDONTWRITEBYTECODE =
-console-pictures: $(DEV_READY)  ## take screenshots of the console's pages for docs/images
+console-pictures: $(DEV_READY)  ## take screenshots of the console's pages, for docs/images
 	deploy/test-servers.sh
 	SCREENSHOTS=docs/images $(BIN)/python -m pytest -q -m "long or not long" tests/console/test_console_browser.py tests/console/test_console_work.py
 
-bench: $(DEV_READY)             ## compare our bridge with others: docs/evidence/benchmarks (15 minutes)
+bench: $(DEV_READY)             ## compare this bridge with others (15 minutes); the result goes into docs/evidence/benchmarks
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	deploy/test-servers.sh
 	$(BIN)/python bench/speed.py
@@ -143,7 +143,7 @@ bench-history: $(DEV_READY)      ## fill a history with ten million mails and se
 bench-console: $(DEV_READY)     ## measure the console's pages with a million mails; the result goes into docs/evidence/console.md
 	$(BIN)/python bench/console.py --out docs/evidence/console.md
 
-bench-digests: $(DEV_READY)     ## send digests to 100,000 people, with kills in between; the result goes into docs/evidence/digests.md
+bench-digests: $(DEV_READY)     ## send digests to 100,000 people, killing the sender several times; the result goes into docs/evidence/digests.md
 	$(BIN)/python bench/digests.py --out docs/evidence/digests.md
 
 bench-commands: export PYTHONDONTWRITEBYTECODE =
@@ -151,29 +151,29 @@ bench-commands: $(DEV_READY)    ## measure how quickly commands start; the resul
 	$(BIN)/python bench/commands.py --out docs/evidence/commands.md
 
 digest-pictures: export PYTHONDONTWRITEBYTECODE =
-digest-pictures: $(DEV_READY)   ## take screenshots of digests and the pages for users for docs/images
+digest-pictures: $(DEV_READY)   ## take screenshots of the digests and the pages for users, for docs/images
 	SCREENSHOTS=docs/images $(BIN)/python -m pytest -q -m "long or not long" tests/digests/test_digest_mail_server.py
 
-translations: $(DEV_READY)      ## compile the translations of what users read
+translations: $(DEV_READY)      ## compile the translations of the texts for users
 	$(BIN)/python -m tools.translations
 
 bench-lists: $(DEV_READY)       ## measure the List API and its client
 	$(BIN)/python bench/lists.py
 
-bench-overload: $(DEV_READY)    ## measure overload at ten times the scanner's capacity, compared with a naive bridge
+bench-overload: $(DEV_READY)    ## measure the bridge at ten times the scanner's capacity, compared with a naive bridge
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	$(BIN)/python bench/overload.py --write docs/evidence/benchmarks/overload.md
 
-bench-memory: $(DEV_READY)      ## measure memory under attack, compared with stock aiosmtpd: docs/evidence/memory.md
+bench-memory: $(DEV_READY)      ## measure memory use under attack, compared with stock aiosmtpd; the result goes into docs/evidence/memory.md
 	$(BIN)/python bench/memory.py
 
-evaluate: $(DEV_READY)          ## measure the detection of phishing with the mails in CORPUS=..., SAMPLE=... of each source: docs/evidence/detection.md
+evaluate: $(DEV_READY)          ## measure phishing detection with the mails in CORPUS=..., with SAMPLE=... from each source; the result goes into docs/evidence/detection.md
 	@test -n "$(CORPUS)" || { echo "usage: make evaluate CORPUS=DIR, with DIR/ham/SOURCE/* and DIR/phishing/SOURCE/*"; exit 2; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train]'
 	deploy/test-servers.sh
 	$(BIN)/python -m tools.evaluate $(CORPUS) $(if $(SAMPLE),--sample $(SAMPLE))
 
-lock: $(DEV_READY)              ## lock the libraries with hashes, and list them with their licences: requirements/
+lock: $(DEV_READY)              ## lock the libraries with hashes, and list their licences, in requirements/
 	$(BIN)/uv pip compile --quiet pyproject.toml $(foreach extra,$(PACKAGE_EXTRAS),--extra $(extra)) $(LOCK_OPTIONS) -o requirements/packages.lock
 	$(BIN)/uv pip compile --quiet pyproject.toml --extra dev $(LOCK_OPTIONS) -c requirements/packages.lock -o requirements/development.lock
 	$(BIN)/python -m tools.sbom

@@ -339,10 +339,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bridges", type=int, default=50, help="number of bridges (default: 50)")
     parser.add_argument("--seconds", type=float, default=20.0, help="duration of the measurement (default: 20)")
-    parser.add_argument("--mails-per-s", type=float, default=10.0, help="mails per second of each bridge (default: 10)")
-    parser.add_argument("--late-every-s", type=float, default=5.0, help="seconds between late scans of a bridge")
     parser.add_argument(
-        "--held-every-s", type=float, default=10.0, help="seconds between quarantined mails of a bridge"
+        "--mails-per-s", type=float, default=10.0, help="mails per second through each bridge (default: 10)"
+    )
+    parser.add_argument("--late-every-s", type=float, default=5.0, help="seconds between late scans of each bridge")
+    parser.add_argument(
+        "--held-every-s", type=float, default=10.0, help="seconds between quarantined mails of each bridge"
     )
     parser.add_argument("--all-events", action="store_true", help="create an event for every mail, not only for some")
     parser.add_argument("--at-once", action="store_true", help="start the late scans of all bridges at the same time")

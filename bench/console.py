@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=1_000_000, help="number of entries in one list")
     parser.add_argument("--audit", type=int, default=200_000, help="number of entries in the audit log")
     parser.add_argument("--requests", type=int, default=60, help="number of requests for each page and person")
-    parser.add_argument("--place", type=Path, help="directory for the data, which is kept and used again")
+    parser.add_argument("--place", type=Path, help="directory for the data, which is kept and reused")
     parser.add_argument("--only", choices=("pages", "mail"), help="measure only the pages, or only the effect on mail")
     parser.add_argument("--filter", default="", help="request only pages whose name matches this regular expression")
     parser.add_argument("--out", type=Path, help="write the result to this page")

@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--people", type=int, default=100_000, help="number of recipients (default: 100000)")
     parser.add_argument("--mails", type=int, default=1_000_000, help="number of held mails (default: 1000000)")
     parser.add_argument("--out", type=Path, help="write the result to this page")
-    parser.add_argument("--filled", type=Path, help="use this index, which an earlier run has filled")
+    parser.add_argument("--filled", type=Path, help="use this index, which an earlier run filled")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="digests-") as name:
         directory, sink = Path(name), Sink()

@@ -3,8 +3,8 @@
     python bench/faults.py
 
 Prints a table that shows, for each fault, the share of refused mails and the time from the final dot to the reply
-(before, during and after the fault), and the time until the host got mail again. For a run, see
-docs/understand/overload.md.
+(before, during and after the fault), and the time until the host got mail again. For the result of a
+run, see docs/evidence/trials.md.
 """
 
 from __future__ import annotations

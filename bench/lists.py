@@ -36,7 +36,7 @@ lists: [{{name: bench, category: sender, maxSize: 10000000}}]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", type=int, default=200_000, help="number of entries (default: 200000)")
-    parser.add_argument("--parallel", type=int, default=4, help="number of requests at the same time (default: 4)")
+    parser.add_argument("--parallel", type=int, default=4, help="number of concurrent requests (default: 4)")
     parser.add_argument("--port", type=int, default=19081, help="port of the service (default: 19081)")
     parser.add_argument("--database", default="sqlite:///bench.sqlite", help="URL of the service's database")
     parser.add_argument(

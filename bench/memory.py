@@ -1,4 +1,4 @@
-"""`make bench-memory`: the memory that each attack costs, compared with a simple implementation and with the bound.
+"""Measures the memory that each attack costs, compared with a simple implementation and a bound: `make bench-memory`.
 
 Every attack in tests/hostile/attacks.py runs against a new process of unmodified aiosmtpd (bench/stock.py) and against
 a new bridge with its default limits. The result is the growth of the peak resident size (VmHWM in /proc) over the idle

@@ -1,9 +1,9 @@
-"""Measures the bridge under ten times more mail than the scanner can handle: `make bench-overload`.
+"""Measures the bridge under ten times as much mail as the scanner can handle: `make bench-overload`.
 
-A scanner with a fixed service time handles 400 mails per second; 4,000 per second arrive, open loop, over persistent
-connections and with one connection per mail. The bridge has one core to itself; the scanner and the load share another.
-For comparison, the same load is sent to a simple implementation (`naive.py`). Prints a page of Markdown, ratios first;
-exits with 1 if a goal is missed.
+A scanner with a fixed service time handles 400 mails per second; 4,000 per second arrive (in an open loop), over
+persistent connections and with one connection per mail. The bridge has one core to itself; the scanner and the load
+share another. For comparison, the same load is sent to a simple implementation (`naive.py`). Prints a page of Markdown,
+ratios first; exits with 1 if a goal is missed.
 """
 
 from __future__ import annotations

@@ -236,7 +236,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="duration of each measurement (default: 5)")
     parser.add_argument("--clients", type=int, default=4, help="number of connections (default: 4)")
-    parser.add_argument("--entries", type=int, default=1_000_000, help="entries in the list (default: 1000000)")
+    parser.add_argument(
+        "--entries", type=int, default=1_000_000, help="number of entries in the list (default: 1000000)"
+    )
     parser.add_argument("--uploads", type=int, default=20, help="number of concurrent uploads (default: 20)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:

@@ -17,9 +17,9 @@ Words = tuple[str, ...]  # the words of a command: ("scanbridge", "lists", "sync
 HELP = ("-h, --help", "Show this message and exit.")
 EXIT_STATUS = [
     ("0", "Done."),
-    ("1", "The command failed; standard error says why."),
+    ("1", "The command failed; the reason is on standard error."),
     ("2", "The command line is invalid."),
-    ("78", "The configuration has errors; all of them are shown with file and line."),
+    ("78", "The configuration has errors; each is shown with its file and line."),
 ]
 
 

@@ -1,12 +1,12 @@
-"""Compares detection: `make evaluate CORPUS=...` (layout of CORPUS: `tools/mail_corpus.py`).
+"""Compares phishing detection: `make evaluate CORPUS=...` (layout of CORPUS: `tools/mail_corpus.py`).
 
 Compares our service alone, rspamd and SpamAssassin alone, and our service with either or both of them, on the same
 mails in a single run. No mail is judged by a model that was trained on it: each source of legitimate mail is judged by
 a model that was trained without that source, and phishing by models that were trained only on older phishing. The
-weights of the engines were tuned on some sources and on older phishing (`--tune`), and are judged on the others.
+weights of the engines were tuned on some sources and on older phishing (`--tune`), and are evaluated on the others.
 
 The engines run without network tests, unlike in most installations, so these numbers only show how they compare on the
-bytes of a mail. Their answers are kept, and an interrupted run continues where it stopped.
+content of a mail. Their answers are kept, and an interrupted run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -55,12 +55,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/evidence/detection.md"))
     parser.add_argument("--cache", type=Path, help="file with the signals of all mails, from `tools.train`")
     parser.add_argument("--answers", type=Path, help="file for the engines' answers (default: CORPUS/answers.jsonl)")
-    parser.add_argument("--sample", type=int, default=700, help="mails from each source for the engines (0 = none)")
     parser.add_argument(
-        "--phishing", type=int, default=800, help="phishing mails for the engines; half as many to tune"
+        "--sample", type=int, default=700, help="mails from each source that the engines scan (0 = none)"
     )
-    parser.add_argument("--newest", type=float, default=0.4, help="share of the phishing to test on, newest first")
-    parser.add_argument("--tune", action="store_true", help="compare the weights of the engines, and write no report")
+    parser.add_argument(
+        "--phishing", type=int, default=800, help="phishing mails that the engines scan; half as many for tuning"
+    )
+    parser.add_argument(
+        "--newest", type=float, default=0.4, help="share of the phishing mails to test on, newest first"
+    )
+    parser.add_argument(
+        "--tune", action="store_true", help="compare weights of the engines instead of writing a report"
+    )
     given = parser.parse_args()
     ham, phishing = read_corpus(given.corpus, given.cache)
     cut = round(len(phishing) * (1 - given.newest))

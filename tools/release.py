@@ -29,9 +29,11 @@ or build again with `make release MINISIGN_KEY=KEY_FILE` or `make release GPG_KE
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build a release.")
-    parser.add_argument("--out", type=Path, default=PROJECT / "dist", help="an empty directory (default: dist)")
+    parser.add_argument(
+        "--out", type=Path, default=PROJECT / "dist", help="output directory, which must be empty (default: dist)"
+    )
     parser.add_argument("--tag", help="the tag for this release; it must match the version and the changelog")
-    parser.add_argument("--minisign-key", type=Path, help="file with the secret key")
+    parser.add_argument("--minisign-key", type=Path, help="file that contains the secret key")
     parser.add_argument("--gpg-key", help="id of the secret key")
     wanted = parser.parse_args()
     moment = commit_time(PROJECT)

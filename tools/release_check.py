@@ -308,7 +308,7 @@ def write(rows: Sequence[Row], page: Path = PAGE) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Check whether this commit may be released.")
-    parser.add_argument("only", nargs="*", metavar="STEP", help=f"some of {', '.join(STEPS)} (default: all)")
+    parser.add_argument("only", nargs="*", metavar="STEP", help=f"one of {', '.join(STEPS)} (default: all steps)")
     only = parser.parse_args().only
     if unknown := sorted(set(only) - set(STEPS)):
         parser.error(f"no such step: {', '.join(unknown)} (available: {', '.join(STEPS)})")

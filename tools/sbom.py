@@ -118,7 +118,9 @@ def licences(libraries: Iterable[Library]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write the bill of materials.")
-    parser.add_argument("--site", type=Path, help="a directory with installed libraries (default: the lock file)")
+    parser.add_argument(
+        "--site", type=Path, help="directory with installed libraries to describe (default: the lock file)"
+    )
     parser.add_argument("--out", type=Path, default=SBOM, help="the file to write")
     wanted = parser.parse_args()
     made_at = datetime.fromtimestamp(int(os.environ.get("SOURCE_DATE_EPOCH", "0")), UTC)

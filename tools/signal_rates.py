@@ -1,6 +1,6 @@
-"""How often each signal occurs in good and bad mail: the table in docs/operate/phishing.md.
+"""Computes how often each signal occurs in good and bad mail: the table in docs/operate/phishing.md.
 
-`python -m tools.signal_rates CORPUS --cache FILE` replaces it there, with the card of the shipped model below.
+`python -m tools.signal_rates CORPUS --cache FILE` replaces this table, and the card of the shipped model below it.
 """
 
 from __future__ import annotations

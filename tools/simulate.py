@@ -1,4 +1,4 @@
-"""Computes what large volumes of mail need: the tables in docs/understand/scale.md.
+"""Computes the resources that large volumes of mail need: the tables in docs/understand/scale.md.
 
 `python -m tools.simulate` prints the tables, and `--write` writes them to the page. Costs per mail are read from
 docs/evidence; every value that was not measured is an option with a default, and is printed. A small simulation of

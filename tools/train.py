@@ -194,8 +194,12 @@ def main() -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cache", type=Path, help="keep the signals of all mails in this file, for the next run")
-    parser.add_argument("--without", nargs="*", default=[], help="groups to leave out, such as `url:` or `words`")
-    parser.add_argument("--newest", type=float, default=0.4, help="share of the phishing to test on, newest first")
+    parser.add_argument(
+        "--without", nargs="*", default=[], help="groups of signals to leave out, such as `url:` or `words`"
+    )
+    parser.add_argument(
+        "--newest", type=float, default=0.4, help="share of the phishing mails to test on, newest first"
+    )
     given = parser.parse_args()
     ham, phishing = read_corpus(given.corpus, given.cache)
     cut = round(len(phishing) * (1 - given.newest))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Name -> module, the command in it, and the first sentence of its help; in the order of --help.
 _COMMANDS = {
     "run": ("run", "run", "Run the daemon."),
-    "check": ("check.command", "check", "Find problems and say what to change."),
+    "check": ("check.command", "check", "Find problems and suggest fixes."),
     "setup": ("setup", "setup", "Print the mail server settings for this configuration."),
     "scan": ("scan", "scan", "Scan stored mail and print the decisions."),
     "replay": ("replay.command", "replay", "Scan stored mail again and show what would change."),
@@ -41,8 +41,8 @@ _COMMANDS = {
         "history",
         "List the mails that arrived and what was done with them, one line per mail, newest first.",
     ),
-    "stats": ("history.stats", "stats", "Count mails by action, tag, sender, hour and so on."),
-    "events": ("events", "events", "Show which events are waiting for the sinks; list, retry and drop dead letters."),
+    "stats": ("history.stats", "stats", "Count mails by action, tag, sender, hour or another property."),
+    "events": ("events", "events", "Show how many events are waiting for delivery; list, retry and drop dead letters."),
     "status": ("status", "status", "Show the daemon's health, problems first."),
     "top": ("top.command", "top", "Watch a running daemon."),
     "reload": ("reload", "reload", "Reload the running daemon's configuration (SIGHUP)."),

@@ -71,7 +71,7 @@ def no_daemon(address: Endpoint) -> str:
     if not address.systemd and (found := listener(address)):
         return (
             f"no daemon answers at {address} (admin.address), although {found} listens there. If that is the daemon, "
-            "it is still starting, or it does not respond: try again, then check its log and restart it. "
+            "it is still starting or not responding: try again, then check its log and restart it. "
             "If it is another program, change admin.address"
         )
     return (

@@ -31,7 +31,7 @@ _NOT_CONFIGURED = "not configured"
 
 @click.group(cls=Group)
 def events() -> None:
-    """Show which events are waiting for the sinks; list, retry and drop dead letters.
+    """Show how many events are waiting for delivery; list, retry and drop dead letters.
 
     A dead letter is an event that its receiver refused repeatedly while accepting others. It is kept for 30 days.
     """
@@ -43,7 +43,7 @@ def events() -> None:
 def status(path: Path | None, as_json: bool) -> None:
     """Show how many events are waiting for each sink, and any problems.
 
-    Exit code 0: every sink accepts its events. 1: at least one does not, or has dead letters.
+    Exit code 0: every sink accepts its events. 1: at least one sink does not accept them, or has dead letters.
     """
     conf, outbox = _open(path)
     found = {state.name: state for state in _run(outbox, outbox.states)}
@@ -90,7 +90,7 @@ def _line(row: dict[str, Any]) -> str:
 @config_option
 @click.argument("event_id", metavar="[ID]", required=False)
 @_sink_option
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum results.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of results.")
 @_json_option
 def dead(path: Path | None, event_id: str | None, sink: str | None, limit: int, as_json: bool) -> None:
     """List dead letters, newest first; with an id, print that event.
@@ -151,17 +151,17 @@ def retry(path: Path | None, ids: tuple[str, ...], everything: bool, sink: str |
 @config_option
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Select all dead letters.")
-@click.option("--waiting", is_flag=True, help="Also delete events that are still waiting; needs --sink.")
+@click.option("--waiting", is_flag=True, help="Also delete events that are still waiting; requires --sink.")
 @_sink_option
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def drop(path: Path | None, ids: tuple[str, ...], everything: bool, waiting: bool, sink: str | None, yes: bool) -> None:
     """Delete dead letters permanently, after asking for confirmation.
 
-    `--all --waiting --sink NAME` empties the outbox of one sink, for example one that is no longer configured.
+    `--all --waiting --sink NAME` empties the outbox of a sink, for example one that is no longer configured.
     """
     chosen = _choice(ids, everything)
     if waiting and sink is None:
-        raise click.UsageError("--waiting needs --sink")
+        raise click.UsageError("--waiting requires --sink")
     conf, outbox = _open(path)
     _need_sink(conf, outbox, sink)
     if not yes:
@@ -188,7 +188,7 @@ def _waiting(outbox: Outbox, sink: str | None) -> int:
 def test(path: Path | None, sinks: tuple[str, ...]) -> None:
     """Send a test event directly to each sink, or to those named, bypassing the outbox.
 
-    Exit code 0 only if all of them accepted it.
+    Exit code 0 only if all of them accept it.
     """
     import asyncio
 

@@ -39,7 +39,7 @@ def hang_up(pid: int, address: Endpoint, user: int | None = None) -> None:
     handle = _handle(pid)  # from now on, the number cannot come to mean another process
     try:
         if not may_be_ours(pid) or not _listens(pid, address, user):
-            raise NotOurs(f"process {pid} ({port_owner.name(pid)}) does not listen at {address}")
+            raise NotOurs(f"process {pid} ({port_owner.name(pid)}) does not listen on {address}")
         if handle is None:
             os.kill(pid, signal.SIGHUP)
         else:

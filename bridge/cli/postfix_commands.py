@@ -52,7 +52,7 @@ done"""
 
 _IF_UNUSED = """\
 if {{ postconf -P; postconf content_filter smtpd_proxy_filter; }} | grep -Eq {pattern}; then
-    say "keeping the service for scanned mail: a filter still uses it, see postconf -P; postconf smtpd_proxy_filter"
+    say "keeping the service for scanned mail: a filter still uses it (see postconf -P; postconf smtpd_proxy_filter)"
     {others}
 else
     restore_all 'main|option|field' ''

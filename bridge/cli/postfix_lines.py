@@ -188,8 +188,9 @@ def _milter(conf: Config, listener: Listener) -> str:
     chroot = ""
     if listener.address.path:
         chroot = (
-            "# A chrooted smtpd (y in the fifth column of master.cf) finds this socket only in the queue directory,\n"
-            "# by its path there: `scanbridge check --postfix /etc/postfix` shows the name to use.\n"
+            "# A chrooted smtpd (y in the fifth column of master.cf) can reach this socket only inside the queue\n"
+            "# directory, and needs its path relative to that directory: `scanbridge check --postfix /etc/postfix`\n"
+            "# shows the name to use.\n"
         )
     return _MILTER_MAIN.format(
         chroot=chroot,
@@ -259,7 +260,7 @@ _QUEUE_MASTER = """\
 # Replaces the line "{front} ... smtpd"; keep its -o lines.
 {front} n - n - - smtpd
     -o message_size_limit={front_size}
-# Delivers to the bridge; no more connections than its admission.max_in_processing.
+# Delivers to the bridge, over at most as many connections as its admission.max_in_processing.
 scanbridge unix - - n - {slots} smtp
     -o smtp_send_xforward_command=yes
     -o disable_mime_output_conversion=yes

@@ -38,8 +38,8 @@ def report(path: Path | None, kind: str, files: tuple[str, ...], person: str, as
 
     FILES are mails saved by a mail program (.eml); `-` is standard input. The configuration determines where
     they go: to rspamd (feedback.rspamd) or the included scanning service (feedback.scanner), both of which learn from
-    them; to an address (feedback.report_to); or to several of these. If the same person reports a mail twice, it counts
-    only once. Exit code 1 if any file could not be reported.
+    them; to an address (feedback.report_to); or to several of these. If the same person reports a mail twice, the
+    report counts only once. Exit code 1 if any file could not be reported.
     """
     from bridge.cli.quarantine.session import Session
     from bridge.cli.reporting import MAX_REPORTED, Reporter

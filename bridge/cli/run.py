@@ -31,7 +31,7 @@ The embedded default has fixed addresses. Stop the other program, or choose othe
 @config_option
 @click.option("--demo", is_flag=True, help="Use the embedded default, even if there is a configuration file.")
 def run(path: Path | None, demo: bool) -> None:
-    """Run the daemon. If there is no configuration file, it also runs the embedded scanning service."""
+    """Run the daemon. If there is no configuration file, the daemon also runs the embedded scanning service."""
     early = EarlySignals()
     import uvloop
 
@@ -119,7 +119,7 @@ def _welcome(conf: Config) -> None:
     smtp = next(
         (listener for listener in conf.listeners if listener.protocol == "smtp" and listener.address.host), None
     )
-    lines = ["", "scanbridge is running and listens on:"]
+    lines = ["", "scanbridge is running and listening on:"]
     lines += [f"  {listener.protocol:7} {listener.address}" for listener in conf.listeners]
     lines += [
         f"  service {conf.scanner.urls[0]} (token in {conf.scanner.token_file})",

@@ -77,7 +77,7 @@ def worker(given: Path | None, path: Path | None, listen: str | None) -> None:
     try:
         from bridge.daemon.worker_process import WorkerProcess
     except ImportError:
-        say("scanbridge service: a worker needs a library: pip install 'scanbridge[nats]'", err=True)
+        say("scanbridge service: a library for the worker is missing: pip install 'scanbridge[nats]'", err=True)
         sys.exit(EXIT_CONFIG)
     _run(path or given or DEFAULT, lambda file, loaded: WorkerProcess(file, loaded, address))
 
@@ -97,7 +97,7 @@ def _address(listen: str | None) -> Endpoint | None:
 @click.option("--json", "as_json", is_flag=True, help="Print all results as JSON.")
 @click.pass_obj
 def check(given: Path | None, path: Path | None, verbose: bool, as_json: bool) -> None:
-    """Find problems in the service's configuration and say what to change.
+    """Find problems in the service's configuration and suggest fixes.
 
     Tests everything that the configuration refers to, and changes nothing. Prints only problems and warnings, or
     one line if there are none. Exit code 0: no problem (there may be warnings); 1: a problem; 78: the configuration
@@ -129,9 +129,10 @@ def check(given: Path | None, path: Path | None, verbose: bool, as_json: bool) -
 def reload(given: Path | None, path: Path | None, timeout_s: float) -> None:
     """Reload the configuration of the running service (SIGHUP). Exit code 0 only if the new configuration is in use.
 
-    The command sends a signal to the service that listens on the address in the file. The file is checked first: exit
-    code 78 if it has errors. Exit code 1 if no service answers within 5 seconds (no signal is sent in that case), if
-    the service cannot be signalled, if it keeps its old configuration, or if there is no result in time.
+    The command sends a signal to the service that listens on the address in the configuration file. The file is
+    checked first: exit code 78 if it has errors. Exit code 1 if no service answers within 5 seconds (no signal is
+    sent in that case), if the service cannot be signalled, if it keeps its old configuration, or if there is no
+    result within --timeout.
     """
     from bridge.cli import service_reload
 
@@ -162,8 +163,8 @@ def token(name: str) -> None:
 def explain(given: Path | None, file: Path, path: Path | None, sender: str, as_json: bool) -> None:
     """Explain what the service finds in a mail, and the reasons for its decision.
 
-    FILE is a mail saved by a mail program (.eml). Only the mail itself is examined: no lists, no other engines,
-    no network. If there is no configuration, the service's defaults apply.
+    FILE is a mail saved by a mail program (.eml). Only the mail itself is examined: lists, other
+    engines and the network are not used. If there is no configuration, the service's defaults apply.
     """
     from bridge.cli.service_explain import lines_of
     from bridge.service.analysis.explanation import explain as explained
@@ -198,7 +199,7 @@ def apikey() -> None:
 @own_config
 @click.pass_obj
 def create_key(path: Path | None, name: str, own: Path | None) -> None:
-    """Create a key and print it. It is shown only once."""
+    """Create a key and print it. The key is shown only once."""
     with _keys(own or path) as keys:
         say(keys.create(name))
     say("save this key now: only its hash is stored", err=True)
@@ -208,7 +209,7 @@ def create_key(path: Path | None, name: str, own: Path | None) -> None:
 @own_config
 @click.pass_obj
 def list_keys(path: Path | None, own: Path | None) -> None:
-    """List the names of all keys, never the keys themselves."""
+    """List the names of all keys, but not the keys themselves."""
     with _keys(own or path) as keys:
         for key in keys.listed():
             state = f"revoked {key.revoked_at}" if key.revoked_at else "active"
@@ -220,7 +221,7 @@ def list_keys(path: Path | None, own: Path | None) -> None:
 @own_config
 @click.pass_obj
 def revoke_key(path: Path | None, name: str, own: Path | None) -> None:
-    """Revoke a key. A running service refuses it within a second."""
+    """Revoke a key. A running service stops accepting it within a second."""
     with _keys(own or path) as keys:
         keys.revoke(name)
     say(f"{name} revoked", err=True)

@@ -58,7 +58,7 @@ def show(path: Path | None, own: Path | None, scope: str, as_json: bool) -> None
 @_tenant
 @click.pass_obj
 def reset(path: Path | None, own: Path | None, scope: str) -> None:
-    """Forget the votes that --tenant selects. A running service picks up the change within seconds."""
+    """Delete the votes that --tenant selects. A running service picks up the change within seconds."""
     from bridge.service.learning.store import VoteStore
 
     with opened_store(own or path) as store:
@@ -71,7 +71,7 @@ def reset(path: Path | None, own: Path | None, scope: str) -> None:
 @_tenant
 @click.pass_obj
 def export_votes(path: Path | None, own: Path | None, scope: str) -> None:
-    """Print the votes that --tenant selects, one JSON object per line, for `import`.
+    """Print the votes that --tenant selects, one JSON object per line, for use with `import`.
 
     A vote contains hashes of the mail and of the person, the sender's domain, and the signals, but no content.
     """

@@ -50,8 +50,8 @@ def postfix(
 ) -> None:
     """Print the lines for Postfix's main.cf and master.cf.
 
-    Exit code 78 if no listener is suitable or, with --commands, if master.cf does not have the smtpd service (see
-    --service). With --undo, all services are restored unless --service names one.
+    Exit code 78 if no listener is suitable or, with --commands, if master.cf does not contain the smtpd service
+    (see --service). With --undo, all services are restored, or only the one that --service names.
     """
     _refuse_together(mode, file, commands, undo, service)
     try:

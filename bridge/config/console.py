@@ -27,9 +27,9 @@ class OidcRole(Section):
 
 class Oidc(Section):
     issuer: str = Field(description="The provider's issuer URL, as in its discovery document.")
-    client_id: str = Field(min_length=1, max_length=200, description="Our client ID at the provider.")
+    client_id: str = Field(min_length=1, max_length=200, description="The console's client ID at the provider.")
     client_secret_file: SecretFile | None = Field(
-        None, description=f"File that contains our client secret; none for a public client. {FILE_LOOKUP}"
+        None, description=f"File that contains the client secret; not needed for a public client. {FILE_LOOKUP}"
     )
     ca_file: str | None = Field(None, description=CA_FILE)
     scopes: list[str] = Field(
@@ -95,16 +95,18 @@ class Console(Reached, Section):
     public_url: str | None = Field(
         None,
         validate_default=True,
-        description="The URL that people type, if a reverse proxy is in front: `https://mail.example.org/scanbridge/`. "
-        "The proxy may pass on the path of this URL or remove it. Requests for another host and forms from another "
-        "origin are refused. Required if the address is not loopback.",
+        description="The URL that people type, if there is a reverse proxy in front of the console: "
+        "`https://mail.example.org/scanbridge/`. The proxy may pass on the path of this URL or remove it. Requests for "
+        "another host and forms from another origin are refused. Required if the address is not a loopback address.",
     )
     trusted_proxies: list[Network] = Field(
         ["127.0.0.0/8", "::1/128"],
         description="Networks of reverse proxies whose X-Forwarded-For is trusted if `public_url` is set.",
     )
     session_idle: Duration = Field(3600.0, ge=60, description="A session ends after this period of inactivity.")
-    session_max: Duration = Field(12 * 3600.0, ge=60, description="A session ends after this time in any case.")
+    session_max: Duration = Field(
+        12 * 3600.0, ge=60, description="A session ends after this time even if it is in use."
+    )
     undo_period: Duration = Field(
         10.0,
         ge=1,
@@ -126,7 +128,8 @@ class Console(Reached, Section):
     )
     oidc: Oidc | None = Field(
         None,
-        description="Sign-in through an OpenID Connect provider, besides the users of `scanbridge console user`.",
+        description="Sign-in through an OpenID Connect provider, in addition to the users of "
+        "`scanbridge console user`.",
     )
 
     @field_validator("public_url")
@@ -142,8 +145,8 @@ def check_public_url(url: str | None, address: Endpoint | None) -> str | None:
             raise ValueError(f"{address} is for a reverse proxy: set this key to the URL at which people reach it")
         if address is not None and not address.is_local:
             raise ValueError(
-                f"{address} can be reached from other machines, and browsers keep our cookies only over HTTPS: "
-                "put a reverse proxy with TLS in front, and write its https:// URL here"
+                f"{address} can be reached from other machines, and browsers keep the cookies of these pages only over "
+                "HTTPS: put a reverse proxy with TLS in front, and write its https:// URL here"
             )
         return None
     base_url(url, False)  # https, or http on loopback

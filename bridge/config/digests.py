@@ -91,15 +91,15 @@ class UserPage(Reached, Section):
     public_url: str | None = Field(
         None,
         validate_default=True,
-        description="The URL that users type and that links start with, if a reverse proxy is in front: "
-        "`https://mail.example.org/quarantine/`. Required if the address is not loopback.",
+        description="The URL that users type and that links start with, if there is a reverse proxy in front of the "
+        "pages: `https://mail.example.org/quarantine/`. Required if the address is not a loopback address.",
     )
     trusted_proxies: list[Network] = Field(
         ["127.0.0.0/8", "::1/128"],
         description="Networks of reverse proxies whose X-Forwarded-For is trusted if `public_url` is set.",
     )
-    session_idle: Duration = Field(1800.0, ge=60, description="A session ends after this time without use.")
-    session_max: Duration = Field(8 * 3600.0, ge=60, description="A session ends after this time in any case.")
+    session_idle: Duration = Field(1800.0, ge=60, description="A session ends after this period of inactivity.")
+    session_max: Duration = Field(8 * 3600.0, ge=60, description="A session ends after this time even if it is in use.")
     sign_in_by_code: bool = Field(True, description="Users may sign in with a code that is sent to their address.")
     sign_in_by_oidc: bool = Field(
         True,
@@ -152,9 +152,9 @@ class Digests(Section):
     )
     aliases_file: str | None = Field(
         None,
-        description="File that says which addresses belong to the same person, one alias per line: `alias@example.org "
-        "jane@example.org`, `@jane.example jane@example.org` for a whole domain, `@old.example @new.example` if the "
-        f"local parts are the same. {FILE_LOOKUP}",
+        description="File that defines which addresses belong to the same person, one alias per line: "
+        "`alias@example.org jane@example.org`, `@jane.example jane@example.org` for a whole domain, or `@old.example "
+        f"@new.example` if the local parts are the same. {FILE_LOOKUP}",
     )
     recipient_delimiter: str = Field(
         "",
@@ -168,16 +168,17 @@ class Digests(Section):
     link_validity: Duration = Field(14 * 86400.0, ge=3600, description="How long links in a digest work.")
     key_file: SecretFile | None = Field(
         None,
-        description="File that contains the keys that sign links, one per line, the newest first: "
-        "`scanbridge digest keys rotate` writes it. It must be the same on all machines that share a quarantine. "
-        f"{FILE_LOOKUP} Default: a generated file in the state directory.",
+        description="File that contains the keys that sign links, one per line, the newest first. "
+        "`scanbridge digest keys rotate` writes this file. It must be the same on all machines that share a "
+        f"quarantine. {FILE_LOOKUP} Default: a generated file in the state directory.",
     )
     templates: str | None = Field(
         None,
-        description="Directory of templates that replace ours: `digest.txt`, `digest.html`, `digest-subject.txt`.",
+        description="Directory of templates that replace the built-in ones: `digest.txt`, `digest.html`, "
+        "`digest-subject.txt`.",
     )
     max_listed: int = Field(
-        50, ge=1, le=500, description="Maximum number of mails listed in a digest; the page shows the others."
+        50, ge=1, le=500, description="Maximum number of mails listed in a digest; the page for users shows the others."
     )
     page: UserPage = Field(UserPage(), description="The pages for users.")
     users: UserPolicy = Field(UserPolicy(), description="What users may do.")

@@ -70,7 +70,7 @@ class EventSink(Section):
     max_attempts: int = Field(
         12,
         ge=2,
-        description="An event that the receiver has refused this many times, while it accepted others in between, "
+        description="An event that the receiver has refused this many times, while accepting others in between, "
         "becomes a dead letter. A receiver that accepts no events is retried indefinitely.",
     )
     timeout: Duration = Field(10.0, gt=0, description="`webhook`, `syslog`, `nats`: maximum time for one delivery.")
@@ -131,7 +131,7 @@ class EventSink(Section):
         if not usable or re.search(r"[^\x21-\x7e]", url) or parts.fragment:
             raise ValueError("a URL must be https://host/path, or http://host:port/path on loopback")
         if parts.username or parts.password:
-            raise ValueError("a URL must not contain a user name or password; the signature proves who we are")
+            raise ValueError("a URL must not contain a user name or password; the signature identifies the sender")
         return url
 
     @model_validator(mode="after")

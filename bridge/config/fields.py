@@ -20,7 +20,7 @@ from bridge.mail.address import comparable_domain
 from bridge.runtime.endpoints import Endpoint, NextHop
 
 # Descriptions that several keys share
-ALLOW_PLAIN_HTTP = "Allow http:// to a host other than loopback. The secret is then sent unencrypted."
+ALLOW_PLAIN_HTTP = "Allow http:// to a host that is not a loopback address. The secret is then sent unencrypted."
 CA_FILE = "File that contains CA certificates (PEM) to trust instead of the system's."
 FILE_LOOKUP = "A relative name is looked up in $CREDENTIALS_DIRECTORY, then next to the configuration file."
 
@@ -97,7 +97,7 @@ def _domain(value: str) -> str:
     """Raises ValueError for whatever no recipient can have after the @: it would never match."""
     expected = "a domain is a name, for example example.org"
     if "@" in value:
-        raise ValueError(f"{expected}: the part after the @ only")
+        raise ValueError(f"{expected}: only the part after the @")
     if "/" in value:
         raise ValueError(f"{expected}: not a URL or a path")
     if value.startswith(("*", ".")):
@@ -167,7 +167,9 @@ def base_url(url: str, allow_plain_http: bool) -> str:
     if parts.query or parts.fragment:
         raise ValueError("a base URL must not have a query or a fragment")
     if _OPERATION.search(parts.path):
-        raise ValueError("a base URL must end before /v1 or /api: write https://host:port; the rest is added")
+        raise ValueError(
+            "a base URL must end before /v1 or /api: write https://host:port; the rest is added automatically"
+        )
     if parts.scheme == "http" and not allow_plain_http and not Endpoint(host=parts.hostname or "").is_local:
         raise ValueError(
             "http:// to a host other than loopback sends the secret unencrypted; "

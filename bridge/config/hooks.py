@@ -19,10 +19,10 @@ class Hooks(Section):
     deletes: bool = Field(
         True,
         description="Whether the mail server deletes and changes header fields, and removes recipients, when it is "
-        "told to. If false, fields that look like ours remain in the mail.",
+        "told to. If false, fields that look like those of the bridge remain in the mail.",
     )
     lossy_content: Literal["tempfail", "scan"] = Field(
         "tempfail",
-        description="What to do when Stalwart's copy of a mail is not exact, because the mail has bytes that are not "
-        "UTF-8: defer the mail, or scan the copy.",
+        description="What to do when Stalwart's copy of a mail is not exact, because the mail contains bytes that are "
+        "not UTF-8: defer the mail, or scan the copy.",
     )

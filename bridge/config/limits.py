@@ -61,31 +61,50 @@ class Limits(Section):
         description="Maximum size of a mail. Larger mail is refused with 552. If `scanner.size_limit_counts` is "
         "`request`, the form around the mail must fit into 50 MiB as well.",
     )
-    max_recipients: int = Field(1000, ge=1, description="Maximum recipients of one mail; further ones get 452 4.5.3.")
-    max_connections: int = Field(2000, ge=1, description="Maximum connections of a listener; further ones get 421.")
+    max_recipients: int = Field(
+        1000, ge=1, description="Maximum number of recipients of one mail; further recipients get 452 4.5.3."
+    )
+    max_connections: int = Field(
+        2000, ge=1, description="Maximum number of connections to a listener; further connections get 421."
+    )
     max_connections_per_client: int = Field(
-        500, ge=1, description="Maximum connections from one client address; further ones get 421."
+        500, ge=1, description="Maximum number of connections from one client address; further connections get 421."
     )
     max_mails_per_client_per_minute: int | None = Field(
         None,
         ge=1,
-        description="Maximum mails per minute from one client: an IPv4 address, or an IPv6 /64 network. Further mails "
-        "get 451 4.7.1 at MAIL. All workers count together, as do all bridges that share a PostgreSQL database "
-        "([several bridges](../operate/cluster.md#limits-for-each-client)). The client is the one that the mail "
-        "server names; if it names none, or only in a header field, the mail server itself is the client. "
-        "Default: no limit.",
+        description="Maximum number of mails per minute from one client: an IPv4 address, or an IPv6 /64 network. "
+        "Further mails get 451 4.7.1 at MAIL. The limit applies to all workers together, and to all bridges that share "
+        "a PostgreSQL database ([several bridges](../operate/cluster.md#limits-for-each-client)). The client is the "
+        "one that the mail server names; if it names none, or only in a header field, the mail server itself is the "
+        "client. Default: no limit.",
     )
-    max_mails_per_connection: int = Field(10_000, ge=1, description="Maximum mails on one SMTP connection; then 421.")
+    max_mails_per_connection: int = Field(
+        10_000,
+        ge=1,
+        description="Maximum number of mails on one SMTP connection. The next command is then answered with 421.",
+    )
     max_errors: int = Field(
         20,
         ge=1,
-        description="Maximum number of bad commands in one session; then 421. MAIL, RCPT, DATA, XFORWARD and XCLIENT "
-        "from a trusted client do not count, because it may be passing on what another client sent.",
+        description="Maximum number of bad commands in one session. If it is exceeded, the session ends with 421. "
+        "MAIL, RCPT, DATA, XFORWARD and XCLIENT from a trusted client do not count, because it may be passing on what "
+        "another client sent.",
     )
-    command_timeout: Duration = Field(300.0, gt=0, description="Maximum silence between commands; then 421.")
-    data_timeout: Duration = Field(180.0, gt=0, description="Maximum silence while a mail is being received; then 421.")
+    command_timeout: Duration = Field(
+        300.0, gt=0, description="Maximum time between commands. If it is exceeded, the session ends with 421."
+    )
+    data_timeout: Duration = Field(
+        180.0,
+        gt=0,
+        description="Maximum time without data while a mail is being received. If it is exceeded, the session ends "
+        "with 421.",
+    )
     mail_timeout: Duration = Field(
-        7200.0, gt=0, description="Maximum time to receive the content of one mail over SMTP; then 421."
+        7200.0,
+        gt=0,
+        description="Maximum time to receive the content of one mail over SMTP. If it is exceeded, the session ends "
+        "with 421.",
     )
     min_data_rate: Size = Field(
         256,

@@ -35,29 +35,28 @@ class Listener(Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$", description="Name of the listener in logs and metrics.")
     protocol: Literal["smtp", "lmtp", "milter", "mta-hooks"] = Field(
         "smtp",
-        description="Protocol that the mail server speaks to us. "
-        "[`mta-hooks`](../operate/mta-hooks.md) is experimental.",
+        description="Protocol that the mail server uses. [`mta-hooks`](../operate/mta-hooks.md) is experimental.",
     )
     address: AddressField = Field(description="Where to listen: host:port, [IPv6]:port, unix:/path or systemd:NAME.")
     profile: str = Field(
         "",
         json_schema_extra=_no_default,
-        description="Profile of the mail server in front of us. It sets the defaults of `deadline` and `policy`. "
-        "One of "
+        description="Profile of the mail server in front of the bridge. It sets the defaults of `deadline` and "
+        "`policy`. One of "
         + ", ".join(f"`{p}`" for p in PROFILES)
         + ". Default: `postfix-proxy` for SMTP and LMTP, `postfix-milter` for milter, `mta-hooks` for MTA Hooks.",
     )
     deadline: Duration = Field(
         0.0,
         json_schema_extra=_no_default,
-        description="Maximum time from the end of a mail's content to our reply. Default: set by the profile.",
+        description="Maximum time from the end of a mail's content to the reply. Default: set by the profile.",
     )
     trusted_clients: list[Network] = Field(
         [],
         validate_default=True,
         json_schema_extra=_no_default,
-        description="Networks of the mail servers that may send mail through us. Their XFORWARD and XCLIENT are "
-        "trusted. Default: this machine. Required if the address is not loopback.",
+        description="Networks of the mail servers that may send mail through the bridge. Their XFORWARD and XCLIENT "
+        "commands are trusted. Default: this machine. Required if the address is not a loopback address.",
     )
     hooks: Hooks | None = Field(None, validate_default=True, description="Required for MTA Hooks.")
     tls: Tls | None = Field(
@@ -76,23 +75,23 @@ class Listener(Section):
     )
     refuse_ambiguous_mime: bool = Field(
         False,
-        description="Refuse mail, with 554 5.6.0 and without a scan, if mail programs may read its MIME structure in "
-        "different ways. This applies only to [reasons](../operate/service.md#ambiguous-mail) that score 8 or 2, "
-        "and to structures that are too large to be read completely. Some legitimate mail has such a structure; "
-        "`mode: shadow` shows what would be refused.",
+        description="Refuse mail, with 554 5.6.0 and without a scan, if mail programs may interpret its MIME "
+        "structure in different ways. This applies only to [reasons](../operate/service.md#ambiguous-mail) with a "
+        "score of 8 or 2, and to structures that are too large to be read completely. Some legitimate mail has such a "
+        "structure; `mode: shadow` shows what would be refused.",
     )
     hide_extensions: list[Literal["8BITMIME", "DSN", "PRDR", "SMTPUTF8"]] = Field(
         [],
         description="ESMTP extensions that are neither announced nor accepted. List those that the next hop "
-        "lacks: the mail server in front of us then converts the mail (8BITMIME), reports its delivery (DSN) or "
-        "refuses it (SMTPUTF8) itself.",
+        "lacks: the mail server in front of the bridge then converts the mail (8BITMIME), reports its delivery (DSN) "
+        "or refuses it (SMTPUTF8) itself.",
     )
     unix_mode: str = Field("0660", pattern=r"^0[0-7]{3}$", description="Permissions of the unix socket.")
     unix_owner: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$",
-        description="Owner of the unix socket, `user` or `user:group`. Default: the user scanbridge runs as. Requires "
-        "the privilege to change owners.",
+        description="Owner of the unix socket, `user` or `user:group`. Default: the user that scanbridge runs as. "
+        "Requires the privilege to change owners.",
     )
     policy: Policy = Field(Policy(), description="Overrides of the general `policy` for this listener.")
     lists: DoorLists | None = Field(None, description="Lists that are enforced before a mail's content is received.")

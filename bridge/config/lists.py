@@ -87,8 +87,8 @@ class Lists(Section):
     )
     kinds: dict[str, ListKind] = Field(
         {},
-        description="Kind of entries in each list (`sender`, `domain` or `network`), by list name. Needed if the "
-        "category of the list at the service is none of these.",
+        description="Kind of entries in each list (`sender`, `domain` or `network`), by list name. Required if "
+        "the category of the list at the service is none of these.",
     )
     block_list: ListName = Field(
         "blocked-senders", description="List to which `scanbridge quarantine block-sender` adds senders."

@@ -80,7 +80,7 @@ class Tenant(Section):
     recipient_domains: list[DomainField] = Field(
         min_length=1,
         description="Mail to recipients in these domains, without their subdomains, belongs to the tenant. A domain "
-        "may be written in any form: with capitals, with a final dot, in Unicode or as `xn--`.",
+        "may be written in any form: with capitals, with a trailing dot, in Unicode or as `xn--`.",
     )
     policy: Policy = Field(Policy(), description="Overrides of the listener's `policy` for this tenant.")
     relay: TenantRelay | None = Field(
@@ -97,13 +97,14 @@ class Headers(Section):
     prefix: str = Field(
         "X-Scan-",
         pattern=r"^[A-Za-z][A-Za-z0-9-]{1,40}-$",
-        description="Prefix of the header fields that we add. Fields with this prefix in incoming mail are removed.",
+        description="Prefix of the header fields that the bridge adds. Fields with this prefix in incoming mail are "
+        "removed.",
     )
     received: bool = Field(True, description="Add a Received header field.")
     authserv_id: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$",
-        description="Name under which we write the scanner's SPF, DKIM and DMARC results into an "
+        description="Name under which the bridge writes the scanner's SPF, DKIM and DMARC results into an "
         "Authentication-Results field, usually the domain or the mail server's host name. Fields with this name in "
         "incoming mail are removed ([Authentication-Results](../operate/authentication-results.md)). Default: none; "
         "such fields are then neither written nor removed.",
@@ -119,8 +120,8 @@ class Admin(Section):
     hosts: list[str] = Field(
         [],
         description="Host names under which a proxy on this machine reaches the admin pages. On a loopback address, "
-        "the pages are shown only under an address, a name without a dot, this machine's name, or one of these names. "
-        "Otherwise, another site could make a browser on this machine read the pages.",
+        "the pages are shown only if the requested host is an IP address, a name without a dot, this machine's name, "
+        "or one of these names. Otherwise, another site could make a browser on this machine read the pages.",
     )
 
     @property
@@ -133,10 +134,10 @@ class Log(Section):
     timestamp: bool = Field(
         False,
         description="Start each line with `time=`, in UTC. Meant for a log in a file or a container: journald adds the "
-        "time itself, and JSON lines always have it.",
+        "time itself, and JSON lines always contain it.",
     )
     level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Minimum severity of the lines that are logged. The line of each mail is always logged."
+        "info", description="Minimum severity of the lines that are logged. The line for each mail is always logged."
     )
     addresses: Literal["full", "domain", "hashed"] = Field(
         "full",
@@ -202,7 +203,7 @@ class Config(Section):
     events: EventSinks = Field([], description="Sinks that receive events about mail, lists and scanners.")
     tracing: Tracing | None = None
     hostname: HostName | None = Field(
-        None, description="Our name in SMTP greetings and Received fields. Default: the host name of the machine."
+        None, description="Name of the bridge in SMTP greetings and Received fields. Default: the machine's host name."
     )
     state_directory: str | None = Field(
         None,

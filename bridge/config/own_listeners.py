@@ -36,7 +36,7 @@ def refuse_own_listeners(section: str, hops: Iterable[tuple[Place, NextHop]], li
         if own is None:
             continue
         problem = (
-            f"this is our own listener {own.name} ({own.address}), so every mail would loop and be "
+            f"this is the bridge's own listener {own.name} ({own.address}), so every mail would loop and be "
             "rejected; set this to the server that accepts mail from scanbridge"
         )
         error = PydanticCustomError("own_listener", "{problem}", {"problem": problem})

@@ -17,13 +17,14 @@ AllowedBy = Literal["users", "administrators", "nobody"]
 class PersonalLists(Section):
     block: Literal["quarantine", "discard"] = Field(
         "quarantine",
-        description="What happens to mail from a sender that its recipient has blocked, for this recipient only.",
+        description="What happens to mail from a sender that the recipient has blocked. Other recipients of the mail "
+        "are not affected.",
     )
     allow_by: AllowedBy = Field(
         "administrators",
         description="Who may add entries that allow a sender. `users`: the recipients themselves. `administrators`: "
-        "only administrators, on their own or at a user's request. `nobody`: no one, and existing entries have no "
-        "effect.",
+        "only administrators, on their own initiative or at a user's request. `nobody`: no one, and existing entries "
+        "have no effect.",
     )
     allow_verdicts: list[str] = Field(
         ["spam", "bulk"],

@@ -71,7 +71,8 @@ class Policy(Section):
     )
     deadline: PolicyEntry | None = Field(None, description=f"The scan took too long. {_LIKE_UNAVAILABLE}")
     refused: PolicyEntry | None = Field(
-        None, description=f"The scanner refuses our requests, usually because of a wrong token. {_LIKE_UNAVAILABLE}"
+        None,
+        description=f"The scanner refuses the bridge's requests, usually because of a wrong token. {_LIKE_UNAVAILABLE}",
     )
     nonsense: PolicyEntry | None = Field(
         None, description=f"The scanner's answer cannot be understood. {_LIKE_UNAVAILABLE}"

@@ -13,7 +13,7 @@ from bridge.runtime.units import Duration, Size
 
 class S3(Section):
     allow_plain_http: bool = Field(
-        False, description="Allow http:// to a host other than loopback. Mail is then sent unencrypted."
+        False, description="Allow http:// to a host that is not a loopback address. Mail is then sent unencrypted."
     )
     bucket: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{1,62}$", description="Name of the bucket. It must exist.")
     endpoint: str | None = Field(None, description="Base URL of the server. Default: Amazon S3.")
@@ -59,11 +59,11 @@ class Quarantine(Section):
         description="Keep quarantined mail in S3-compatible object storage. The directory then holds only "
         "`actions.log`.",
     )
-    retention: Duration = Field(30 * 86400.0, description="How long quarantined mail is kept; then it is deleted.")
+    retention: Duration = Field(30 * 86400.0, description="How long quarantined mail is kept before it is deleted.")
     max_size: Size | None = Field(
         None,
         ge=1,
-        description="Maximum size of all quarantined mail together. Further mail for the quarantine is answered with "
+        description="Maximum total size of all quarantined mail. Further mail for the quarantine is answered with "
         "452 4.3.1; stored mail is never deleted to make room. Default: no limit.",
     )
     release_key_file: str | None = Field(

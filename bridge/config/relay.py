@@ -87,7 +87,7 @@ class Relay(NextHops, Section):
         description="How often a next hop that receives no mail is tested with a connection, EHLO and QUIT. It is also "
         "tested at startup. 0: never; its state is then unknown until a mail is sent to it.",
     )
-    max_connections: int = Field(100, ge=1, description="Maximum connections to each next hop.")
+    max_connections: int = Field(100, ge=1, description="Maximum number of connections to each next hop.")
 
     @field_validator("routes")
     @classmethod

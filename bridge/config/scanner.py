@@ -112,7 +112,7 @@ class Scanner(Section):
     )
     tenant_uid: TenantUid | None = Field(None, description="Tenant of all mail that belongs to none of `tenants`.")
     ca_file: str | None = Field(None, description=CA_FILE)
-    client_cert_file: str | None = Field(None, description="Our client certificate (PEM), for mutual TLS.")
+    client_cert_file: str | None = Field(None, description="Client certificate of the bridge (PEM), for mutual TLS.")
     client_key_file: str | None = Field(
         None, validate_default=True, description="Private key of `client_cert_file` (PEM)."
     )
@@ -144,7 +144,9 @@ class Scanner(Section):
         found = [base_url(url, bool(info.data.get("allow_plain_http"))) for url in urls]
         for url in found if operation is not None else ():
             if operation is not None and (end := operation.search(url)):
-                raise ValueError(f"a base URL must end before {end[0]}: write https://host:port; the rest is added")
+                raise ValueError(
+                    f"a base URL must end before {end[0]}: write https://host:port; the rest is added automatically"
+                )
         return found
 
     @field_validator("discovery")

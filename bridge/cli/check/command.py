@@ -20,11 +20,11 @@ _EXISTING = click.Path(path_type=Path, exists=True)
 @click.command(cls=Command)
 @config_option
 @click.option(
-    "--postfix", type=_EXISTING, help="Also check Postfix, with this configuration directory (such as /etc/postfix)."
+    "--postfix", type=_EXISTING, help="Also check Postfix, using this configuration directory (such as /etc/postfix)."
 )
-@click.option("--exim", type=_EXISTING, help="Also check Exim, with this configuration file or directory.")
+@click.option("--exim", type=_EXISTING, help="Also check Exim, using this configuration file or directory.")
 @click.option(
-    "--sendmail", type=_EXISTING, help="Also check Sendmail, with this sendmail.cf or directory (such as /etc/mail)."
+    "--sendmail", type=_EXISTING, help="Also check Sendmail, using this sendmail.cf or directory (such as /etc/mail)."
 )
 @click.option("--send-test", "test", is_flag=True, help="Send five real mails through a listener to the --to address.")
 @click.option("--to", help="Recipient and sender of the mails that --send-test sends.")
@@ -35,7 +35,7 @@ def check(
     path: Path | None, postfix: Path | None, exim: Path | None, sendmail: Path | None,
     test: bool, to: str | None, listener: str | None, verbose: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Find problems and say what to change.
+    """Find problems and suggest fixes.
 
     Tests everything that the configuration refers to. Prints only problems, warnings and notes, or one line if there
     are none. Exit code 0: no problem (there may be warnings); 1: a problem; 78: the configuration cannot be loaded.

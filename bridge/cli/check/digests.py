@@ -24,7 +24,8 @@ def check_digests(conf: Config) -> Iterator[Finding]:
         return
     missing = [name for name in ("argon2", "authlib", "jinja2", "nh3") if find_spec(name) is None]
     if missing:
-        yield Finding(_WHAT, f"they need more libraries ({', '.join(missing)}): pip install 'scanbridge[console]'")
+        needed = f"they need additional libraries ({', '.join(missing)})"
+        yield Finding(_WHAT, f"{needed}: pip install 'scanbridge[console]'")
         return
     yield from _files(conf)
     yield _urls(conf)
@@ -75,7 +76,7 @@ def _requests(conf: Config) -> Iterator[Finding]:
     notify = conf.digests.notify or any(entry.notify for entry in conf.digests.tenants)
     if console is None:
         text = (
-            "users may ask for a release, but there is no console in which a releaser can decide: add the key `console`"
+            "users may ask for a release, but there is no console in which a releaser can decide: add the `console` key"
         )
         yield Finding(what, warning=f"{text}, or change digests.users")
     elif not notify:

@@ -52,7 +52,8 @@ def _listener(listener: Listener, text: str) -> Iterator[Finding]:
     waits = re.findall(r"(?m)^\s*final_timeout\s*=\s*(\w+)", text) or [_DEFAULT_WAIT]
     early = min(map(seconds, waits)) <= listener.deadline
     problem = (
-        f"shorter than our deadline of {listener.deadline:g}s: set final_timeout = {mail_server_wait_s(listener)}s"
+        f"shorter than the bridge's deadline of {listener.deadline:g}s: "
+        f"set final_timeout = {mail_server_wait_s(listener)}s"
     )
     yield Finding.of_setting("Exim final_timeout", waits[0], problem if early else "")
 
@@ -71,7 +72,7 @@ def _client(listener: Listener, text: str) -> Finding:
     if missing or len(added) < 2:
         where = " and ".join(missing or ["acl_smtp_mail", "acl_not_smtp"])
         return Finding(
-            what, f"Exim does not add {name} to every mail, so a forged field is trusted: add {line} in {where}"
+            what, f"Exim does not add {name} to every mail, so a forged field is trusted: add {line} to {where}"
         )
     return Finding(what, detail=name)
 
@@ -80,10 +81,11 @@ def _cutthrough(text: str) -> Iterator[Finding]:
     what = "Exim cutthrough_delivery"
     found = re.findall(r"(?m)^[^#\n]*control\s*=\s*cutthrough_delivery(\S*)", text)
     if not found:
-        line = "accept control = cutthrough_delivery/defer=pass in the RCPT ACL"
-        yield Finding(what, f"missing, so our refusals become bounces: add {line}")
+        line = "accept control = cutthrough_delivery/defer=pass to the RCPT ACL"
+        yield Finding(what, f"missing, so the bridge's refusals become bounces: add {line}")
     elif not any("defer=pass" in options for options in found):
-        yield Finding(what, "without defer=pass, Exim accepts mail that we defer: set cutthrough_delivery/defer=pass")
+        advice = "set cutthrough_delivery/defer=pass"
+        yield Finding(what, f"without defer=pass, Exim accepts mail that the bridge defers: {advice}")
     else:
         yield Finding(what)
     if re.search(r"(?m)^\s*headers_add\s*=", _transports(text)):
@@ -102,7 +104,8 @@ def _size(conf: Config, text: str) -> Finding:
     number = re.fullmatch(r"(\d+)([KMG]?)", value)
     size = int(number.group(1)) * _SIZES[number.group(2)] if number else 0
     problem = (
-        f"with Exim's Received field added, mail may exceed our limit: set message_size_limit = {front_size(conf)}"
+        "with Exim's Received field added, mail may exceed the bridge's limit: "
+        f"set message_size_limit = {front_size(conf)}"
     )
     is_large = size == 0 or size > front_size(conf)
     return Finding.of_setting("Exim message_size_limit", value, problem if is_large else "")

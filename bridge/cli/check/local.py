@@ -210,7 +210,7 @@ def certificate_file(what: str, path: Path) -> Finding:
     """Its expiry, and whether each certificate is followed by its issuer's."""
     renew = f"renew {path}, then run `scanbridge reload`"
     if not certificate_expiry.is_chain(path):
-        problem = f"{path} is not a chain: our own certificate must come first, then its issuer's, and so on"
+        problem = f"{path} is not a chain: the certificate itself must come first, then its issuer's, and so on"
         return Finding(what, f"{problem}; reorder the certificates")
     return certificate_end(what, certificate_expiry.earliest_expiry(path), renew)
 

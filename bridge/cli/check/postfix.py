@@ -157,7 +157,8 @@ def _content_filter(conf: Config, listener: Listener, settings: Settings) -> Ite
     service = f"{transport}/unix"
     if service not in settings.services:
         advice = f"scanbridge setup postfix --mode content-filter prints one for {transport}"
-        yield Finding(what, f"content_filter names the transport {transport}, which is missing in master.cf: {advice}")
+        missing = f"content_filter names the transport {transport}, which is missing from master.cf"
+        yield Finding(what, f"{missing}: {advice}")
         return
     yield Finding(what, detail=used[0])
     yield _wait(listener, service, settings, "smtp_data_done_timeout")
@@ -178,7 +179,7 @@ def _wait(listener: Listener, service: str, settings: Settings, name: str) -> Fi
     value = settings.of(service, name)
     early = seconds(value) <= listener.deadline
     problem = (
-        f"Postfix gives up before our deadline of {listener.deadline:g}s, and the mail may arrive twice: "
+        f"Postfix gives up before the bridge's deadline of {listener.deadline:g}s, and the mail may arrive twice: "
         f"set {name} = {mail_server_wait_s(listener)}s"
     )
     return Finding.of_setting(f"Postfix {service} {name}", value, problem if early else "")
@@ -199,7 +200,8 @@ def _size(conf: Config, service: str, settings: Settings) -> Finding:
     value, ours = settings.of(service, "message_size_limit"), conf.limits.max_message_size
     larger = value.isdigit() and (int(value) == 0 or int(value) > ours)
     problem = (
-        f"it accepts more than our limit of {ours} bytes: set -o message_size_limit={front_size(conf)} for {service}"
+        f"it accepts more than the bridge's limit of {ours} bytes: "
+        f"set -o message_size_limit={front_size(conf)} for {service}"
     )
     problem = f"{problem} in master.cf" if larger else ""
     return Finding.of_setting(f"Postfix {service} message_size_limit", value, problem)
@@ -218,8 +220,9 @@ def _way_back(conf: Config, settings: Settings, users: list[str]) -> Iterator[Fi
         )
         return
     hosts = settings.of(service, "smtpd_authorized_xforward_hosts")
-    denied = f"set -o smtpd_authorized_xforward_hosts=127.0.0.0/8 for {service} in master.cf"
-    yield Finding.of_setting(what, hosts, "" if _has_loopback(hosts) else f"it does not accept our XFORWARD: {denied}")
+    advice = f"set -o smtpd_authorized_xforward_hosts=127.0.0.0/8 for {service} in master.cf"
+    denied = f"it does not accept XFORWARD from the bridge: {advice}"
+    yield Finding.of_setting(what, hosts, "" if _has_loopback(hosts) else denied)
     value, least = settings.of(service, "message_size_limit"), _largest(conf, users, settings)
     small = value.isdigit() and 0 < int(value) < least
     larger = f"mail comes back with more header fields: set message_size_limit = {least + HEADERS_BYTES} in main.cf"

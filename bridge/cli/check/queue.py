@@ -27,7 +27,7 @@ async def check_queue(loaded: Loaded) -> list[Finding]:
     try:
         from bridge.service.cluster.probe import probe
     except ImportError:
-        return [Finding("nats", f"{loaded.at(*_WHERE)}: needs a library: pip install 'scanbridge[nats]'")]
+        return [Finding("nats", f"{loaded.at(*_WHERE)}: a library is missing: pip install 'scanbridge[nats]'")]
     try:
         servers = await probe(settings, Store(loaded.config.database_url).identity())
     except ConfigError as exc:

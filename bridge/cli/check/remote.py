@@ -60,7 +60,7 @@ async def check_scanner(conf: Config, token: str) -> AsyncIterator[Finding]:
             yield _clock(host)
         if host.certificate:
             end = certificate_expiry.expiry_of(host.certificate)
-            yield certificate_end(f"certificate of {host.url}", end, "its operator must renew it")
+            yield certificate_end(f"certificate of {host.url}", end, "the scanner's operator must renew it")
     scanner.close()
 
 
@@ -155,8 +155,9 @@ def _size_problem(conf: Config, extensions: tuple[str, ...]) -> str:
     if not size.isdigit() or not 0 < int(size) < ours:
         return ""
     return (
-        f"it accepts {size} bytes, but we accept {ours}, so larger mail is scanned and then refused; raise its limit "
-        f"to {ours + HEADERS_BYTES} (Postfix: message_size_limit), or set limits.max_message_size: {size}"
+        f"it accepts {size} bytes, but the bridge accepts {ours}, so larger mail is scanned and then refused; "
+        f"raise its limit to {ours + HEADERS_BYTES} (Postfix: message_size_limit), "
+        f"or set limits.max_message_size: {size}"
     )
 
 
@@ -189,7 +190,7 @@ def _left_behind(conf: Config, state: Path) -> dict[str, str]:
     if warning := event_wiring.events_left_behind(conf, state):
         return {"warning": warning}
     older = history_place.older_history(conf, state)
-    return {"note": f"the history from before this key was set stays in {older} and is not searched"} if older else {}
+    return {"note": f"the history from before this key was set remains in {older} and is not searched"} if older else {}
 
 
 def _probe(place: database.Database) -> None:
@@ -220,7 +221,7 @@ async def check_stores(conf: Config) -> AsyncIterator[Finding]:
             note = _UNCONDITIONAL if is_shared and not is_conditional else ""
             yield Finding("quarantine.s3", detail=settings.name, note=note)
     except BridgeError as exc:
-        rights = "check the endpoint, the bucket and the keys; the bridge needs to put, get, list and delete objects"
+        rights = "check the endpoint, the bucket and the keys; the bridge must put, get, list and delete objects"
         yield Finding("quarantine.s3", f"{exc}; {rights}", settings.name if settings else "")
 
 

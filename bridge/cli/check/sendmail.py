@@ -65,7 +65,7 @@ def _problem(line: str, deadline: float) -> str:
             return f"T={name}:{times[name]} is too short under load: set it to at least {least:.0f}s"
     whole = seconds(times.get("E", "5m"))
     if whole <= deadline:
-        return f"T=E:{whole:.0f}s is shorter than our deadline of {deadline:.0f}s: set E:{deadline + 60:.0f}s"
+        return f"T=E:{whole:.0f}s is shorter than the bridge's deadline of {deadline:.0f}s: set E:{deadline + 60:.0f}s"
     return ""
 
 
@@ -86,7 +86,8 @@ def _size(conf: Config, lines: list[str]) -> Iterator[Finding]:
     match = re.search(r"(?m)^O +MaxMessageSize=(\d+)", "\n".join(lines))
     ours = conf.limits.max_message_size
     if match and int(match.group(1)) > ours:
-        problem = f"it accepts more than our limit of {ours} bytes: add define(`confMAX_MESSAGE_SIZE', `{ours}')"
+        advice = f"add define(`confMAX_MESSAGE_SIZE', `{ours}')"
+        problem = f"it accepts more than the bridge's limit of {ours} bytes: {advice}"
         yield Finding.of_setting("Sendmail MaxMessageSize", match.group(1), problem)
 
 

@@ -102,7 +102,8 @@ def _certificate(loaded: Loaded) -> Iterator[Finding]:
         yield Finding(what, located(loaded, exc))
         return
     if not certificate_expiry.is_chain(path):
-        yield Finding(what, f"{where}: {path} is not a chain: our own certificate must come first, then its issuer's")
+        order = "the certificate itself must come first, then its issuer's"
+        yield Finding(what, f"{where}: {path} is not a chain: {order}")
     renew = f"renew {path}, then reload the service (SIGHUP)"
     found = certificate_end(what, certificate_expiry.earliest_expiry(path), renew)
     prefix = f"{where}: "

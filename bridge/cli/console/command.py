@@ -109,7 +109,7 @@ def list_users(given: Path | None, path: Path | None) -> None:
 @config_option
 @click.pass_obj
 def remove(given: Path | None, path: Path | None, name: str) -> None:
-    """Remove a user, and end their sessions."""
+    """Remove a user and end their sessions."""
     from bridge.console.users import Users
 
     with _open(path or given) as (_, store):
@@ -122,7 +122,7 @@ def remove(given: Path | None, path: Path | None, name: str) -> None:
 @config_option
 @click.pass_obj
 def password(given: Path | None, path: Path | None, name: str) -> None:
-    """Change a user's password, and end their sessions. Prompts for the password, or reads it from standard input."""
+    """Change a user's password and end their sessions. Prompts for the password, or reads it from standard input."""
     from bridge.console.users import Users
 
     with _open(path or given) as (_, store):

@@ -33,7 +33,7 @@ from bridge.quarantine.quarantine import Quarantine
 from bridge.runtime.database import Database
 
 _HOW = """\
-the console is off: the configuration has no key `console`. Turn it on with
+the console is off: the configuration has no `console` key. Turn it on with
 
   console:
     address: 127.0.0.1:9083
@@ -59,7 +59,8 @@ def configured(path: Path | None) -> Config:
 def need_libraries() -> None:
     missing = [name for name in ("argon2", "authlib", "jinja2", "nh3", "pyzipper") if find_spec(name) is None]
     if missing:
-        say(f"the console needs more libraries ({', '.join(missing)}): pip install 'scanbridge[console]'", err=True)
+        needed = f"the console needs additional libraries ({', '.join(missing)})"
+        say(f"{needed}: pip install 'scanbridge[console]'", err=True)
         sys.exit(EXIT_CONFIG)
 
 

@@ -78,7 +78,7 @@ def preview(
 @click.option(
     "--now",
     is_flag=True,
-    help="Send to everyone with new held mail, even if no digest is due, except those who chose `never`.",
+    help="Send to everyone for whom new mail is held, even if no digest is due, except those who chose `never`.",
 )
 @config_option
 def send(path: Path | None, people: tuple[str, ...], now: bool) -> None:
@@ -151,7 +151,10 @@ def keys() -> None:
 @keys.command()
 @config_option
 def rotate(path: Path | None) -> None:
-    """Sign new links with a new key. Links in digests that were already sent keep working until they expire."""
+    """Create a new key for signing links.
+
+    Links in digests that have already been sent keep working until they expire.
+    """
     with _open(path, makes_keys=True) as opened:
         made = opened.maker.keys.rotate(opened.conf.digests.link_validity)
         count = len(opened.maker.keys.keys)

@@ -35,7 +35,7 @@ from bridge.relay.relay import Relay
 from bridge.user_pages.sources import UserSources
 
 _HOW = """\
-digests are off: the configuration has no key `digests`. Turn them on with
+digests are off: the configuration has no `digests` key. Turn them on with
 
   digests:
     schedule: daily

@@ -139,7 +139,7 @@ def _say_none(session: HistorySession) -> None:
     oldest = session.read(session.store.oldest)
     if oldest is None:
         off = "" if session.config.history.enabled else "; history.enabled is false"
-        say(f"No mail is recorded yet in {session.place}{off}{configuration_used()}", err=True)
+        say(f"No mail has been recorded yet in {session.place}{off}{configuration_used()}", err=True)
     else:
         import time
 

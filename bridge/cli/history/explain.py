@@ -186,7 +186,7 @@ def _say_absence(session: HistorySession, question: Question, absence: Absence) 
     if absence.is_in_quarantine:
         say(f"{named} is in the quarantine, but the history has no record of it{period}.")
     else:
-        say(f"No mail was found for {named}{period}: as far as the history reaches, the bridge has not seen it.")
+        say(f"No mail was found for {named}{period}: as far back as the history goes, the bridge has not seen it.")
     say()
     say("What the history contains:")
     for line in _evidence(session, absence, question):
@@ -242,7 +242,7 @@ def _numbers(absence: Absence) -> str:
 
     when = "For that time, it contains" if absence.since else "It contains"
     if absence.by_action is None:
-        return f"{when} more mails than could be counted in time."
+        return f"{when} too many mails to count within the time limit."
     total = sum(absence.by_action.values())
     parts = ", ".join(f"{count:,} {action}" for action, count in absence.by_action.items())
     return f"{when} {in_words(total)}: {parts}." if parts else f"{when} no mails."

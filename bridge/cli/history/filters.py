@@ -53,7 +53,7 @@ _WHO = (
     click.option("--subject", metavar="WORDS",
                  help="Subject contains these words; invo* matches all words that start with invo."),
     click.option("--client", type=Network(), metavar="ADDRESS",
-                 help="Received from this IP address or network (the client of the mail server)."),
+                 help="Received by the mail server from this IP address or network."),
 )  # fmt: skip
 _WHEN = (
     click.option("--since", type=Moment(), metavar="TIME",

@@ -58,10 +58,10 @@ def stats(
     as_json: bool,
     plot: Path | None,
 ) -> None:
-    """Count mails by action, tag, sender, hour and so on.
+    """Count mails by action, tag, sender, hour or another property.
 
-    Covers the last seven days unless --since is given. A mail with several tags or recipients counts for each of them.
-    Hours and days are in the local time zone.
+    Covers the last seven days unless --since is given. A mail with several tags or recipients is counted once for each
+    of them. Hours and days are in the local time zone.
     """
     from bridge.cli.history.session import HistorySession
 

@@ -70,7 +70,8 @@ def add(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, 
         comment: str | None, keep_going: bool, force: bool) -> None:  # fmt: skip
     """Add entries to LIST from arguments, files or standard input. The comment of an existing entry is replaced.
 
-    An entry that affects far more mail than you might expect (@gmail.com, 0.0.0.0/0, your own domain) needs --force.
+    An entry that affects far more mail than you might expect (such as @gmail.com, 0.0.0.0/0 or your own domain) needs
+    --force.
     """
     from bridge.cli.lists import changing
 
@@ -94,20 +95,21 @@ def delete(session: Session, name: str, given: tuple[str, ...], paths: tuple[Pat
 @click.argument("places", metavar="LIST FILE | DIRECTORY", nargs=-1, required=True)
 @format_option
 @click.option("--prune", is_flag=True, help="Delete entries that are not in the file. Default: keep them.")
-@click.option("--dry-run", is_flag=True, help="Show the differences and change nothing; exit code 3 if there are any.")
+@click.option("--dry-run", is_flag=True, help="Only show the differences; exit code 3 if there are any.")
 @click.option("--max-delete", "too_many", type=Share(), default="10%", show_default=True,
               help="Ask before deleting more than this percentage or number of a list's entries.")  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--verify/--no-verify", default=True, help="Read the list again afterwards and compare. Default: verify.")
+@click.option("--verify/--no-verify", default=True,
+              help="Read the list again afterwards and compare it with the file. Default: verify.")  # fmt: skip
 @keep_going_option
 @force_option
 @with_session
 def sync(session: Session, places: tuple[str, ...], kind: str | None, prune: bool, dry_run: bool,
          too_many: Callable[[Plan], bool], yes: bool, verify: bool, keep_going: bool, force: bool) -> None:  # fmt: skip
-    """Update LIST to match FILE, or many lists to match the files in DIRECTORY.
+    """Update LIST to match FILE, or several lists to match the files in DIRECTORY.
 
     In DIRECTORY, blocked-senders.txt contains the deployment's blocked-senders list, and TENANT/blocked-senders.txt
-    contains that tenant's. After an interruption, run the command again to continue.
+    contains the tenant's. After an interruption, run the command again to continue.
     """
     from bridge.cli.lists import sync
 
@@ -130,7 +132,7 @@ def refresh(path: Path | None, as_json: bool) -> None:
 
 @lists.group(cls=Group)
 def personal() -> None:
-    """Show and change personal lists: the senders whose mail a recipient blocks or always wants.
+    """Show and change personal lists: the senders that a recipient has blocked or allowed.
 
     Personal lists are stored by this bridge, not by the service; the daemon applies changes within seconds.
     """

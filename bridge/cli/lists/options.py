@@ -21,7 +21,7 @@ _OPTIONS = (
         "--api-key-file", envvar="SCANBRIDGE_API_KEY_FILE",
         help="File that contains the API key, instead of lists.api_key_file.",
     ),
-    click.option("--ca-file", help="CA certificates, instead of lists.ca_file."),
+    click.option("--ca-file", help="File that contains CA certificates, instead of lists.ca_file."),
     click.option(
         "--tenant", type=Tenant(), metavar="UUID", help="Lists of this tenant. Default: the deployment's lists.",
     ),
@@ -48,7 +48,7 @@ def with_session(command: Callable[..., None]) -> Callable[..., None]:
 
 format_option = click.option(
     "--format", "kind", type=click.Choice([str(format_) for format_ in Format]),
-    help="File format. Default: by file name (.txt .csv .jsonl .json .yml), or text if there is no file name.",
+    help="File format. Default: as indicated by the file name (.txt .csv .jsonl .json .yml), or text if there is none.",
 )  # fmt: skip
 
 

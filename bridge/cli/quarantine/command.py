@@ -44,14 +44,14 @@ _MAX_SHOWN = 64 * 1024 * 1024  # bytes of a mail that `show` reads; no mail is l
 def quarantine() -> None:
     """Find, inspect, release and delete quarantined mail.
 
-    Commands that act on mail take ids, the filters of `list`, or --all.
+    Commands that act on mail take ids, the same filters as `list`, or --all.
     """
 
 
 @quarantine.command("list")
 @config_option
 @functools.partial(with_filters, acts=False)
-@click.option("--limit", type=Limit(), default=100, show_default=True, help="Maximum results (0 = no limit).")
+@click.option("--limit", type=Limit(), default=100, show_default=True, help="Maximum number of results (0 = no limit).")
 @click.option("--wide", is_flag=True, help="Show all columns in full, however long the lines are.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print all columns as CSV, for a spreadsheet.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
@@ -90,7 +90,7 @@ def list_mails(path: Path | None, wanted: dict[str, Any], limit: int, wide: bool
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.option("--raw", is_flag=True, help="Print the mail itself, as stored.")
 def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
-    """Show why a mail was quarantined, and its header section, attachments and text."""
+    """Show why a mail was quarantined, along with its header section, attachments and text."""
     from bridge.cli.quarantine import view
     from bridge.cli.quarantine.exit_codes import EXIT_UNKNOWN, fail
     from bridge.cli.quarantine.session import Session
@@ -149,8 +149,8 @@ def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again:
 
     A mail is released to each recipient only once, even if two people try at the same time. If the result of an
     earlier release is unknown (interrupted, unsure), recipients may already have the mail; it is then released only
-    with --again. If filters select the mail, the command asks for confirmation, and leaves out mail that has already
-    been released to all its recipients, unless you add --again or --state.
+    with --again. If the mail is selected by filters, the command asks for confirmation, and skips mail that has already
+    been released to all its recipients unless you add --again or --state.
     """
     import uvloop
 
@@ -191,7 +191,7 @@ def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again:
 def _not_released(mails: list[MailRecord]) -> list[MailRecord]:
     left = [mail for mail in mails if mail.state != "released"]
     if len(left) < len(mails):
-        say(f"{len(mails) - len(left):,} already released, left out (--again includes them)", err=True)
+        say(f"{len(mails) - len(left):,} already released and therefore left out (--again includes them)", err=True)
     return left
 
 
@@ -267,7 +267,7 @@ def _delete_all(session: Session, mails: list[MailRecord], codes: list[int], *, 
     "--older-than",
     type=Moment(),
     metavar="AGE",
-    help="Delete mail that was quarantined longer ago than this (such as 30d), or before this date. "
+    help="Delete mail that has been in the quarantine for longer than this (such as 30d), or since before this date. "
     "Default: quarantine.retention.",
 )
 @with_consent
@@ -376,7 +376,8 @@ def _export_into(session: Session, mail_id: str, directory: Path) -> None:
 
 def _refuse_terminal() -> None:
     if sys.stdout.isatty():
-        raise click.UsageError("a mail may contain terminal control sequences: redirect it to a file or a pager")
+        advice = "redirect the output to a file, or pipe it to a pager"
+        raise click.UsageError(f"a mail may contain terminal control sequences: {advice}")
 
 
 from bridge.cli.quarantine.sender_lists import allow_sender, block_sender  # noqa: E402

@@ -43,7 +43,7 @@ _OPTIONS = (
     click.option("--until", type=Moment(), metavar="TIME", help="Quarantined before TIME (same formats)."),
     click.option("--tag", metavar="TAG", help="Has this tag; * is a wildcard, as in 'malware:*'."),
     click.option("--client", type=Network(), metavar="ADDRESS",
-                 help="Received from this IP address or network (the client of the mail server)."),
+                 help="Received by the mail server from this IP address or network."),
     click.option("--decision", type=DecisionWord(), metavar="WORD",
                  help="The scanner's decision or, if there was none, the error (such as `unreachable`)."),
     click.option("--state", type=_State(), metavar="STATE", help=f"Release state: {', '.join(STATES)}."),
@@ -80,7 +80,7 @@ def with_filters(command: Callable[..., None], *, acts: bool = True) -> Callable
                 hint = ": the null sender is '<>'" if name == "sender" else ""
                 raise click.UsageError(f"--{name} is empty{hint}")
         if wanted.get("since", 0.0) > time.time():
-            raise click.UsageError("--since is in the future, so no mail can match: use a time before now")
+            raise click.UsageError("--since is in the future, so no mail can match: use a time in the past")
         need_span(wanted)
         if acts:
             _refuse_what_excludes_nothing(wanted)

@@ -40,7 +40,11 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option("--scanner", "url", metavar="URL", help="Base URL of the scanner to try. Default: scanner.urls.")
 @click.option("--token-file", type=_FILE, help="File that contains the token for --scanner.")
-@click.option("--ca-file", type=_FILE, help="CA certificates for --scanner and --baseline. Default: scanner.ca_file.")
+@click.option(
+    "--ca-file",
+    type=_FILE,
+    help="File that contains the CA certificates for --scanner and --baseline. Default: scanner.ca_file.",
+)
 @click.option(
     "--service",
     metavar="FILE",
@@ -60,7 +64,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     help="Compare the phishing model's profiles (cautious, balanced, strict) for the service given with --service.",
 )
 @click.option("--expect", type=_FILE, metavar="FILE", help="Compare with the result that --save wrote to FILE.")
-@click.option("--save", type=_FILE, metavar="FILE", help="Write the result to FILE, as JSON, for --expect.")
+@click.option("--save", type=_FILE, metavar="FILE", help="Write the result to FILE, as JSON, for use with --expect.")
 @click.option(
     "--compare",
     "level",
@@ -120,9 +124,9 @@ def replay(path: Path | None, paths: tuple[Path, ...], **given: Any) -> None:
     scanner.
 
     PATH is a mail (.eml), a directory of such files, or a Maildir. If no PATH is given, quarantined mail is replayed:
-    all of it, or the mail that the filters of `quarantine list` select.
+    all of it, or the mail selected with the same filters as for `quarantine list`.
 
-    Nothing is delivered and nothing is stored; the quarantine is only read. Exit code 0: nothing changed. 1: something
+    Nothing is delivered or stored; the quarantine is only read. Exit code 0: nothing changed. 1: something
     changed. 75: nothing changed, but there is no decision for some of the mail. 3: no mail was selected.
     """
     from bridge.cli.replay.judgement import Replay
@@ -172,12 +176,12 @@ def _check(paths: tuple[Path, ...], given: dict[str, Any]) -> None:
             names = {"url": "scanner", "as_csv": "csv", "as_json": "json"}
             raise click.UsageError(f"choose one of --{names.get(option, option)} and --{names.get(other, other)}")
     if given["profiles"] and not given["service"]:
-        raise click.UsageError("--profiles needs --service FILE")
+        raise click.UsageError("--profiles requires --service FILE")
     for name in ("baseline", "expect", "save", "plot", "as_csv"):
         if given["profiles"] and given[name]:
             raise click.UsageError(f"--profiles cannot be combined with --{name.removeprefix('as_')}")
     if given["baseline_token_file"] and not given["baseline"]:
-        raise click.UsageError("--baseline-token-file needs --baseline")
+        raise click.UsageError("--baseline-token-file requires --baseline")
     for name in ("save", "plot"):
         if given[name] is not None and not given[name].absolute().parent.is_dir():
             raise click.UsageError(f"--{name}: there is no directory {given[name].absolute().parent}")

@@ -58,7 +58,7 @@ _COLUMNS = ("CASE", "ACTION", "RULE", "REPLY")
     "case",
     type=click.Choice(CASES),
     metavar="WORD",
-    help="Assume that the scanner made this decision, or that it made none for this reason: "
+    help="Assume this decision by the scanner, or this reason why it made none: "
     f"{', '.join(CASES)}. Default: show what the policy does in every case.",
 )
 @click.option("--probe", is_flag=True, help="Test whether the next hops answer.")

@@ -44,9 +44,8 @@ def _told(setup: Setup, session: Session, asked: tuple[str, str | None, Copy | N
         return text, {**facts, "entries": None, "age_s": None, "entry": None, "problem": problem}
     if copy is None:
         lacks = setup.config.lists.without_copy if setup.config.lists else ""
-        text = f"List {name} {scope} ({role}) has no local copy, so it is not enforced (lists.without_copy: {lacks})."
-        if lacks == "tempfail":
-            text = f"List {name} {scope} ({role}) has no local copy: lists.without_copy is tempfail."
+        effect = "mail that it applies to is deferred" if lacks == "tempfail" else "it is not enforced"
+        text = f"List {name} {scope} ({role}) has no local copy, so {effect} (lists.without_copy: {lacks})."
         return text, {**facts, "entries": None, "age_s": None, "entry": None}
     found = _match(setup, session, asked, role)
     age_s = copy.age_s if math.isfinite(copy.age_s) else None

@@ -184,7 +184,7 @@ def _tenant(setup: Setup, address: str) -> Step:
         tenant, why = conf.scanner.tenant_uid, "scanner.tenant_uid"
         text = "its domain is not in `tenants`, and scanner.tenant_uid is the default"
     else:
-        text, why = ("its domain is not in `tenants`" if conf.tenants else "there are none"), ""
+        text, why = ("its domain is not in `tenants`" if conf.tenants else "no tenants are configured"), ""
     belongs = f"belongs to tenant {tenant}" if tenant else "belongs to no tenant"
     return Step("tenant", f"{address} {belongs}: {text}.", {"recipient": address, "tenant": tenant, "why": why or None})
 
@@ -230,7 +230,7 @@ def _admission(setup: Setup) -> Step:
     limit, threshold = map(admission.share_of, (admission.max_in_processing, admission.throttle_threshold))
     text = f"Admission: at most {limit} mails are processed at the same time"
     if threshold < limit:
-        text += f", with a growing delay from {threshold} on"
+        text += f", with an increasing delay once {threshold} are being processed"
     return Step("admission", f"{text}; here, the mail gets a slot.", {"max_in_processing": limit})
 
 
