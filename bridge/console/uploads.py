@@ -150,7 +150,7 @@ class Upload:
                 self.percent = min(100, self.sent.file.tell() * 100 // size)
                 _rest(began)
                 continue
-            what = "an entry contains a character that is not text, in this line or a few lines below"
+            what = "an entry on this line or a few lines below contains a character that is not text"
             raise InputError(f"the file:{rows[0][0]}: {what}")
         if not self.file_entries:
             raise InputError("the file has no entries")

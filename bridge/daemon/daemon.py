@@ -341,7 +341,9 @@ async def _close_components(running: Running, shutdown: Shutdown) -> None:
         async with shutdown.time_left(at_least_s=_LAST_ANSWERS_S):
             await running.components.close()
     except TimeoutError:
-        log.warning("stopped before the next hop had answered for some mails; their clients will send them again")
+        log.warning(
+            "daemon stopped before the next hop had answered for some mails; their clients will send them again"
+        )
 
 
 async def _close_later(components: Components) -> None:

@@ -62,7 +62,10 @@ def make_shared_directory(path: Path, key: str) -> Path:
 def _refuse_shared(path: Path, key: str, others: str) -> None:
     """A volume that its provisioner has opened to all, as an emptyDir of Kubernetes is, can only be warned about."""
     found = path.stat()
-    own = f"choose a directory that does not exist yet, such as {path}/state: scanbridge creates it for itself alone"
+    own = (
+        f"choose a directory that does not exist yet, such as {path}/state: "
+        "scanbridge creates it with access only for itself"
+    )
     if found.st_uid == 0 and stat.S_IMODE(found.st_mode) & 0o1777 == 0o777 and os.path.ismount(path):
         _warn(f"{key}: {path} {others}; {own}")
         return

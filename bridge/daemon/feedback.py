@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 5.0
 _RETRY_S = 30.0  # without feedback.rspamd, which may have been removed by mistake
-_COUNTED = (ReportState.LEARNED, ReportState.KNOWN, ReportState.NOTED, ReportState.REFUSED)
+COUNTED = (ReportState.LEARNED, ReportState.KNOWN, ReportState.NOTED, ReportState.REFUSED)
 _MAX_PROBLEMS = 3  # mails of one turn that cannot be learned now
 _PER_TURN = 200  # mails that are learned before we look at the configuration again
 
@@ -78,7 +78,7 @@ class Feedback:
 
     def _rows(self) -> Rows:
         counts = self.totals.counts
-        return [((kind, state), float(counts.get((kind, state), 0))) for kind in ReportKind for state in _COUNTED]
+        return [((kind, state), float(counts.get((kind, state), 0))) for kind in ReportKind for state in COUNTED]
 
     # In a thread
 

@@ -60,7 +60,7 @@ class QuarantineUpkeep:
             if (left := await self._quarantine.reconcile()) > 0:
                 log.info("quarantine: removed %s left by an earlier run", counted(left, "unfinished object"))
         except StoreError as exc:
-            log.error("quarantine cannot be used (%s); mail that would be quarantined is answered with 451", exc)
+            log.error("quarantine: cannot be used (%s); mail that would be quarantined is answered with 451", exc)
 
     async def purge_regularly(self) -> None:
         """Remove mail beyond its retention, once an hour."""

@@ -175,7 +175,7 @@ class DigestMaker:
         try:
             return self._environment(tenant.templates).get_template(name).render({**values, **spoken})
         except Exception as exc:  # a tenant's template may do anything
-            where, why = tenant.templates or "our templates", str(exc) or type(exc).__name__
+            where, why = tenant.templates or "the built-in templates", str(exc) or type(exc).__name__
             raise ConfigError(f"digests.templates: {name} in {where}: {why}") from exc
 
     def _environment(self, templates: Path | None) -> Environment:

@@ -228,13 +228,13 @@ class Run:
         if exc.may_be_delivered:  # keep the claim, as after a crash, so that nobody gets the digest twice
             what, settle = "may have been sent; the mail it lists will also be in the next one", None
         elif exc.reply.is_temporary:
-            what, settle = "not sent, will be tried again", self.items.retry
+            what, settle = "not sent; it will be tried again", self.items.retry
         elif exc.is_about_recipient:
             what, settle = "refused; no further digests for a week", self.items.refused
             self.progress.refused += 1
         else:
             what, settle = (
-                "refused because of its sender or content; its mail will be in the next one",
+                "refused because of its sender or content; the mail it lists will be in the next one",
                 self.items.postpone,
             )
         self.progress.failed += exc.reply.is_temporary or not exc.is_about_recipient

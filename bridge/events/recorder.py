@@ -199,7 +199,7 @@ class Recorder:
         reports = [report for _, report in self._queue]
         self._queue.clear()
         self._lose(reports, STOP)
-        log.error("events: stopped while the outbox could not be written to; %d events were lost", len(entries))
+        log.error("events: the outbox could not be written to before shutdown; %d events were lost", len(entries))
 
     def _lose(self, reports: Sequence[Record | Event], reason: str) -> None:
         for report in reports:

@@ -40,7 +40,7 @@ ERRORS = {
     "failed": "it failed on this mail",
     "deadline": "it took longer than the deadline",
     "malformed": "its answer could not be understood",
-    "refused": "it refused our request",
+    "refused": "it refused the request",
     "too_large": "the mail is too large for it",
 }
 FAILURES = {

@@ -62,7 +62,7 @@ class SegmentSearch:
 
     def _retried(self, search: Callable[[list[Segment]], T], query: HistoryQuery) -> T:
         """Until no segment was finished meanwhile: what was in a live one could then be missed."""
-        problem = "its files change all the time"
+        problem = "its files keep changing"
         for _ in range(_RETRIES):
             segments = self._segments(query)
             try:

@@ -184,7 +184,7 @@ def _before(mail: Mail) -> Iterator[Step]:
         count = sum(entry.row.mails for entry in mail.before)
         yield Step(
             last.at,
-            f"Earlier, the same client was deferred at MAIL for this sender {_times(count)}, "
+            f"Earlier, the same client was deferred {_times(count)} at MAIL for this sender, "
             f"perhaps with this mail. It received: {last.reply or 'a 4xx'}",
         )
 
@@ -221,7 +221,7 @@ def _arrival(entry: MailEntry, number: int) -> str:
         verb = "was refused" if kind.action == Action.REJECT else "was deferred"
         text = f"{client}{helo}{login} {verb} {_AT_STAGE.get(kind.stage, '')} by listener {kind.listener}"
         if row.mails > 1:
-            text += f"; {row.mails:,} attempts at about this time share this entry"
+            text += f"; {row.mails:,} attempts at about this time are combined in this entry"
     else:
         verb = "sent it again" if number > 1 else "sent it"
         text = f"{client}{helo}{login} {verb} to listener {kind.listener}"
@@ -406,8 +406,8 @@ def _now(mail: Mail, around: Surroundings, kept: Kept | None, moment: float) -> 
         case Action.HOLD:
             queue = f" as {row.queue_id}" if row.queue_id else ""
             text = (
-                f"In the hold queue of the mail server{queue}, unless someone has released or deleted it there, "
-                "which the bridge cannot see."
+                f"In the hold queue of the mail server{queue}, unless someone has released or deleted it there; "
+                "the bridge cannot see that."
             )
         case Action.DISCARD:
             text = "Nowhere: it was dropped, and the sender was not notified."

@@ -101,7 +101,7 @@ def rows(file: BinaryIO, kind: Format, shown: str, max_yaml_values: int | None =
             mistakes.check_row(line, entry, comment)
             yield line, entry, comment
     except UnicodeDecodeError:
-        raise InputError(f"{shown}:{line + 1}: not UTF-8 text in this line, or a few lines below") from None
+        raise InputError(f"{shown}:{line + 1}: not UTF-8 text on this line or a few lines below") from None
     finally:
         text.detach()  # the file is the caller's
     mistakes.check()

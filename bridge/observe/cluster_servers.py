@@ -36,7 +36,7 @@ def nats(address: Endpoint, timeout_s: float) -> NodeView:
     streams = _object(address, "/jsz?accounts=true&streams=true", timeout_s)
     if streams is None:
         return NodeView(
-            NATS, str(address), str(about["server_name"]), problem="its page /jsz (JetStream) does not answer"
+            NATS, str(address), str(about["server_name"]), problem="its /jsz page (JetStream) does not respond"
         )
     health = admin_client.exchange(address, "/healthz", timeout_s)
     name = str(about["server_name"])

@@ -75,19 +75,20 @@ class Metrics(Collector):
     def _declare_mails(self) -> None:
         self.mails = Counter(
             "scanbridge_mails",
-            "Mails that were processed, by the service's decision and our action.",
+            "Mails that were processed, by the service's decision and the bridge's action.",
             ("listener", "decision", "action"),
         )
         self.replies = Counter(
             "scanbridge_replies",
-            "Replies to mails, by first digit of the code; if each recipient has its own, the most severe one counts.",
+            "Replies to mails, by first digit of the code; if each recipient has its own reply, the most severe one "
+            "counts.",
             ("listener", "code"),
         )
         self.mixed_mails = Counter(
             "scanbridge_mixed_mails",
-            "Mails that the next hop accepted for some recipients only, by how the client was told: with one reply per "
-            "recipient (each: LMTP, PRDR), or with one reply for all (one: recipients who have the mail may get it "
-            "again).",
+            "Mails that the next hop accepted for some recipients only, by the kind of reply to the client: one reply "
+            "per recipient (each; with LMTP or PRDR), or one reply for all recipients (one; those who have the mail "
+            "may get it again).",
             ("listener", "told"),
         )
         self.mail_bytes = Counter("scanbridge_mail_bytes", "Bytes of the mails that were processed.", ("listener",))
@@ -183,7 +184,7 @@ class Metrics(Collector):
         )
         self.saturated = Gauge(
             "scanbridge_saturated",
-            "1 while new mail is refused with 451 4.3.2, by cause: our own limit, or a full scanner.",
+            "1 while new mail is refused with 451 4.3.2, by cause: the bridge's own limit, or a full scanner.",
             ("cause",),
         )
         self.scanner_status = Gauge(
@@ -207,24 +208,24 @@ class Metrics(Collector):
         )
         self.discovery_failing = Gauge(
             "scanbridge_discovery_failing",
-            "1 while DNS gives no usable answer for this name, and the hosts found last are kept; absent without "
+            "1 while DNS gives no usable answer for this name, so that the last known hosts are kept; absent without "
             "discovery.",
             ("url",),
         )
         self.scanner_in_flight = Gauge(
-            "scanbridge_scanner_in_flight", "Requests that this scanner host is working on.", ("host",), combine=sum
+            "scanbridge_scanner_in_flight", "Requests that this scanner host is processing.", ("host",), combine=sum
         )
 
     def _declare_next_hops(self) -> None:
         self.next_hop_mails = Counter(
             "scanbridge_next_hop_mails",
             "Mails sent to a next hop, by result: taken, deferred (4xx), refused (5xx), unreachable (no connection), "
-            "lost (no reply, or too late).",
+            "lost (no reply, or a late one).",
             ("next_hop", "result"),
         )
         self.next_hop_up = Gauge(
             "scanbridge_next_hop_up",
-            "1 if the last connection, for a mail or a test, succeeded, 0 if it failed; absent until the first one.",
+            "1 if the last connection, for a mail or a test, succeeded, 0 if it failed; absent before the first one.",
             ("next_hop",),
             combine=min,
         )
@@ -243,7 +244,7 @@ class Metrics(Collector):
             "Size above which mail is refused with 452; absent without quarantine.max_size.",
         )
         self.quarantine_age = Gauge(
-            "scanbridge_quarantine_oldest_age_seconds", "Age of the oldest mail in the quarantine, 0 if it is empty."
+            "scanbridge_quarantine_oldest_age_seconds", "Age of the oldest mail in the quarantine; 0 if it is empty."
         )
         self.quarantine_disk_free = Gauge(
             "scanbridge_quarantine_disk_free_bytes", "Free space on the quarantine's disk."
@@ -255,8 +256,8 @@ class Metrics(Collector):
             "scanbridge_history",
             "The history of mails. written: mails recorded; summed: refusals before the content was sent that share a "
             "row with others; overflow, failed: mails that were not recorded because the database could not keep up, "
-            "or was not available when the process ended; deleted, deleted_early: segments (PostgreSQL: days) that "
-            "were deleted because of their age or because of history.max_size.",
+            "or was not available when the process ended; deleted: segments (PostgreSQL: days) that were deleted "
+            "because of their age; deleted_early: those that were deleted because of history.max_size.",
             ("result",),
         )
         self.history.start(("written", "summed", "overflow", "failed", "deleted", "deleted_early"))
@@ -293,7 +294,7 @@ class Metrics(Collector):
         )
         self.list_missing = Gauge(
             "scanbridge_list_copies_missing",
-            "Scopes without a local copy of this list: it is not enforced there.",
+            "Scopes without a local copy of this list; the list is not enforced there.",
             ("list",),
         )
         self.workers = Gauge("scanbridge_workers", "Processes that accept mail.", combine=sum)
@@ -316,7 +317,7 @@ class Metrics(Collector):
         self.events = Counter("scanbridge_events", "Events that were recorded, by type.", ("type",))
         self.events_delivered = Counter("scanbridge_events_delivered", "Events that a sink has accepted.", ("sink",))
         self.events_failed = Counter(
-            "scanbridge_events_failed_deliveries", "Attempts to deliver events that a sink did not accept.", ("sink",)
+            "scanbridge_events_failed_deliveries", "Failed attempts to deliver events to a sink.", ("sink",)
         )
         self.events_lost = Counter(
             "scanbridge_events_lost",
@@ -333,7 +334,7 @@ class Metrics(Collector):
         )
         self.digests = Gauge(
             "scanbridge_digests",
-            "Digests to users since the database was created: sent, failed and to be tried again, or refused by the "
+            "Digests to users since the database was created: sent, failed and due to be retried, or refused by the "
             "next hop.",
             ("result",),
         )
@@ -353,7 +354,7 @@ class Metrics(Collector):
         )
         self.events_oldest = Gauge(
             "scanbridge_events_oldest_age_seconds",
-            "Age of the oldest event that is waiting for delivery, 0 if there is none.",
+            "Age of the oldest event that is waiting for delivery; 0 if there is none.",
             ("sink",),
         )
         self.events_dead = Gauge(

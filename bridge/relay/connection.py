@@ -134,7 +134,7 @@ class NextHopConnection(asyncio.Protocol):
         assert self._transport is not None
         transport = await self._loop.start_tls(self._transport, self, context, server_hostname=host)
         if transport is None:  # lost during the handshake
-            raise ConnectionResetError("lost during the TLS handshake")
+            raise ConnectionResetError("connection lost")
         self._transport = transport
         self.certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         self._expects_tls = False

@@ -87,7 +87,7 @@ async def _dialogue(settings: RelaySettings, names: NameLookup, tls: TlsMode) ->
         elif settings.tls != "none" and "STARTTLS" in conn.capabilities.names:
             conn.capabilities = replace(conn.capabilities, is_all=False)
         if conn.ended is not None:
-            raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {conn.ended} before mail")
+            raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {conn.ended} before the mail was sent")
         conn.takes_mail = True
     except BaseException:
         conn.abort()
@@ -113,7 +113,7 @@ async def _connect(settings: RelaySettings, names: NameLookup) -> NextHopConnect
 async def _answer(conn: NextHopConnection, settings: RelaySettings) -> Reply:
     replies = await conn.replies(1, settings.connect_timeout_s)
     if not replies:
-        raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {conn.ended} before mail")
+        raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {conn.ended} before the mail was sent")
     return replies[0]
 
 

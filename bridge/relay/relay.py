@@ -286,9 +286,10 @@ class SmtpRelay:
         try:
             delivered = self._conclude(conn, expected, received)
         except NextHopError as exc:
-            log.warning("%s: client disconnected, and the next hop did not accept the mail: %s", mail_id, exc)
+            log.warning("mail %s: the client disconnected, and the next hop did not accept the mail: %s", mail_id, exc)
         else:
-            log.info("%s: client disconnected, but the next hop accepted the mail: %s", mail_id, delivered.reply)
+            text = "mail %s: the client disconnected, but the next hop accepted the mail: %s"
+            log.info(text, mail_id, delivered.reply)
 
     async def _dot_answers(self, conn: NextHopConnection, expected: DotAnswers, until: float) -> list[Reply]:
         return await conn.replies(expected.count, self._settings.timeout_s, until, settles=True)

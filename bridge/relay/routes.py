@@ -47,7 +47,8 @@ class Routes:
             except NextHopError as exc:
                 exc.unsure = _positions(numbers, exc.unsure)
                 if done:
-                    log.warning("%s: delivered to %d recipients before a next hop failed: %s", tx.id, len(each), exc)
+                    text = "mail %s: delivered to %d recipients before a next hop failed: %s"
+                    log.warning(text, tx.id, len(each), exc)
                 raise
             done.append(delivered)
             each.update(zip(numbers, delivered.replies, strict=True))
@@ -116,7 +117,7 @@ async def _answers(relay: Relay, part: Transaction, head: bytes, deadline: float
     except Mixed as exc:
         return _Answer(exc.replies, exc.queue_id, exc.unsure)
     except NextHopError as exc:
-        log.warning("%s: not delivered to %d recipients: %s", part.id, len(part.envelope.recipients), exc)
+        log.warning("mail %s: not delivered to %d recipients: %s", part.id, len(part.envelope.recipients), exc)
         return _Answer((exc.reply,) * len(part.envelope.recipients), unsure=exc.unsure)
     return _Answer(delivered.replies, delivered.queue_id)
 

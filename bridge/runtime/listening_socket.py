@@ -37,7 +37,7 @@ def bind(address: Endpoint, key: str = "", unix_mode: int = 0o660) -> socket.soc
     except OSError as exc:
         reason = exc.strerror or str(exc) or type(exc).__name__
         where = f"{key}: " if key else ""
-        raise CannotListen(f"{where}cannot listen at {address}: {reason}{_next_step(exc, address)}") from exc
+        raise CannotListen(f"{where}cannot listen on {address}: {reason}{_next_step(exc, address)}") from exc
 
 
 def _next_step(exc: OSError, address: Endpoint) -> str:

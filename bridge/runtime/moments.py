@@ -14,8 +14,9 @@ from datetime import UTC, datetime, time, timedelta, tzinfo
 from bridge.runtime.suggestion import did_you_mean
 
 FORMS = (
-    "an age (90m, 2h, 3d, 1w), today, yesterday, a weekday (monday: the last one), or a date, with or without a time "
-    "('today 10:00', 2026-11-01, '2026-11-01 14:30'; local time, unless an offset follows: 2026-11-01T14:30+01:00)"
+    "an age (90m, 2h, 3d, 1w), today, yesterday, a weekday (monday is the most recent Monday), or a date, "
+    "with or without a time ('today 10:00', 2026-11-01, '2026-11-01 14:30'; "
+    "local time, unless an offset follows: 2026-11-01T14:30+01:00)"
 )
 # A day before the year 10000, so that it can be shown in every time zone.
 LATEST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()

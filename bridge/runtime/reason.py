@@ -11,7 +11,7 @@ import re
 import socket
 import ssl
 
-_NOT_TLS = "the server does not speak TLS at this port"
+_NOT_TLS = "the server does not speak TLS on this port"
 _NUMBER = re.compile(r"\[Errno -?\d+\] ")
 
 # OpenSSL's reasons when the first bytes of the server are not TLS.

@@ -48,7 +48,7 @@ def chain_problem(exc: Exception, cert: Path, key: Path) -> str:
     if getattr(exc, "reason", None) == "KEY_VALUES_MISMATCH":
         return "the key does not belong to the certificate; use the key that the certificate was issued for"
     if b"CERTIFICATE" in found[key] and b"PRIVATE KEY" in found[cert] and b"CERTIFICATE" not in found[cert]:
-        return "they are swapped: the first contains the key, the second the certificate; exchange the two names"
+        return "they are swapped: the first file contains the key and the second the certificate; swap the two names"
     if b"ENCRYPTED" in found[key]:
         return f"the key is encrypted; remove its password: openssl pkey -in {key} -out NEW_FILE"
     for path, kind in ((cert, "CERTIFICATE"), (key, "PRIVATE KEY")):

@@ -177,7 +177,7 @@ class Tree:
             key = str(key_node.value)
             if key in result:
                 first = self.lines[(*where, key)]
-                self._mistake(key_node, (*where, key), f"this key appears twice, first in line {first}; remove one")
+                self._mistake(key_node, (*where, key), f"this key appears twice, first on line {first}; remove one")
                 continue
             if "\u00a0" in key:
                 self._mistake(key_node, where, "a no-break space, perhaps copied from a web page; use a plain space")
@@ -282,12 +282,12 @@ def _open_bracket(exc: yaml.MarkedYAMLError) -> str:
     """The mistake is usually where the bracket was opened, lines above the place at which it was noticed."""
     if exc.context_mark is None or "parsing a flow" not in (exc.context or ""):
         return ""
-    return f"; close the bracket that was opened in line {exc.context_mark.line + 1}"
+    return f"; close the bracket that was opened on line {exc.context_mark.line + 1}"
 
 
 # The words of PyYAML in the commonest mistakes, and what to do.
 _YAML_WORDS = {
-    "mapping values are not allowed here": "a second colon in this line; put the value in quotes, or start a new line",
+    "mapping values are not allowed here": "a second colon on this line; put the value in quotes, or start a new line",
     "expected <block end>": "this line is indented differently from the other lines of its section; align them",
     "cannot start any token": "a value that starts with a special character (@, %, `); put it in quotes",
     "found undefined alias": "no anchor (&) has this name; if this is text that starts with *, put it in quotes",

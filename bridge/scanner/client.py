@@ -300,7 +300,7 @@ class Scanner:
             host.status_problem = trouble.removeprefix(f"{host.url}: ")
             if (host.status, problem) != before:
                 level = logging.WARNING if problem else logging.INFO
-                log.log(level, "scanner %s is %s", host.url, host.status or f"unknown: {problem}")
+                log.log(level, "scanner %s: its status is %s", host.url, host.status or f"unknown: {problem}")
             await asyncio.sleep(pause_s * _dice.uniform(0.8, 1.2))
 
     def _free_slots_of(self, host: Host) -> None:

@@ -66,7 +66,7 @@ class Discovery:
     def __init__(self, url: str, settings: DiscoverySettings) -> None:
         """Raises ConfigError if the library is missing."""
         if find_spec("dns") is None:
-            raise ConfigError("scanner.discovery: needs a library: pip install 'scanbridge[dns]'")
+            raise ConfigError("scanner.discovery: a library is missing: pip install 'scanbridge[dns]'")
         self.url = url
         self._parts: SplitResult = urlsplit(url)
         self._settings = settings

@@ -137,7 +137,7 @@ class Exchange:
     def _is_for_us(self, answer: Answer, host: Host, connection: ScannerConnection, reused: bool) -> bool:
         """False if it may belong to an earlier request over this connection, which is then closed."""
         if reused and host.echoes and not answer.is_tied:
-            log.warning("scanner %s answered without our request id; connection closed", host.url)
+            log.warning("scanner %s answered without the request id; connection closed", host.url)
             connection.close()
             return False
         host.give_back(connection, self._loop.time())

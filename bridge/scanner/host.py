@@ -156,7 +156,7 @@ class Host:
         if answer.is_tied:
             self.echoes = True
         elif self.echoes and answer.status == 200:
-            raise ScanMalformed(f"{self.url}: the decision does not carry our request id, although earlier ones did")
+            raise ScanMalformed(f"{self.url}: the decision does not contain the request id, although earlier ones did")
         try:
             result = bounded(self.dialect.result(answer))
         except (MessageTooLarge, ScanRefused, NoRoom):

@@ -223,7 +223,7 @@ def cluster_queue(config: ServiceConfig, database: Callable[[], str]) -> Analysi
     return NatsQueue(config, database)
 
 
-NEEDS_NATS = "abby.serviceProviders.core.nats: needs a library: pip install 'scanbridge[nats]'"
+NEEDS_NATS = "abby.serviceProviders.core.nats: a library is missing: pip install 'scanbridge[nats]'"
 
 
 def _list_routes(api: ListsApi) -> list[Route]:

@@ -65,7 +65,7 @@ class DatabaseCalls:
         try:
             return self._threads.submit(work)
         except (OSError, RuntimeError) as exc:  # too much waits, or there is no thread
-            raise StoreUnavailable(f"the database cannot be asked: {exc}", temporary=True) from exc
+            raise StoreUnavailable(f"the database cannot be queried: {exc}", temporary=True) from exc
 
     def _release(self, loop: asyncio.AbstractEventLoop) -> None:
         """In the thread."""

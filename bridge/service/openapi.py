@@ -69,7 +69,10 @@ ERRORS: dict[str, tuple[int, str]] = {
     "trailer_too_large": (431, "The trailer fields of a chunked request are larger than 64 KiB."),
     "internal": (500, "An internal error occurred."),
     "core_unavailable": (502, "No core node answered (serviceProviders.core.hosts)."),
-    "saturated": (503, "maxGuardRequestsInProcessing, or 64 requests of the List API, are reached; see Retry-After."),
+    "saturated": (
+        503,
+        "maxGuardRequestsInProcessing, or the limit of 64 List API requests, has been reached; see Retry-After.",
+    ),
     "no_room": (503, "The queue has no room for a mail of this size at the moment; smaller mail is accepted."),
     "no_worker": (503, "No analysis worker is connected (serviceProviders.core.nats); see Retry-After."),
     "queue_unavailable": (503, "The analysis queue cannot be reached; see Retry-After."),

@@ -80,7 +80,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Start a whole cluster on this machine.")
     parser.add_argument("directory", type=Path, help="directory for configurations, logs and data; it is kept")
     parser.add_argument("--down", action="store_true", help="stop the cluster that runs in this directory")
-    parser.add_argument("--namespaces", action="store_true", help="one network namespace per node (needs root)")
+    parser.add_argument(
+        "--namespaces", action="store_true", help="run each node in its own network namespace (needs root)"
+    )
     chosen = parser.parse_args()
     directory = chosen.directory.absolute()
     if chosen.down:

@@ -245,7 +245,7 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
     "Exim without a router": (lambda w: exim(w, EXIM.replace("PORT", "9")), "PROBLEM", "route_list = * 127.0.0.1::"),
     "Exim takes larger mail": (lambda w: exim(w, EXIM.replace("52420000", "60M")), "PROBLEM", "= 52420608"),
     "Exim believes senders": (lambda w: exim(w, EXIM.replace("acl_not_smtp = acl_local", "")),
-                              "PROBLEM", "ADDR=$sender_host_address in acl_not_smtp"),
+                              "PROBLEM", "ADDR=$sender_host_address to acl_not_smtp"),
     "Exim's field is below": (lambda w: exim(w, EXIM.replace(":at_start:", "")),
                               "PROBLEM", "use accept add_header = :at_start:X-Client"),
     "Exim names no client": (lambda w: (exim(w, EXIM), w.listener.update(client_header=None)),

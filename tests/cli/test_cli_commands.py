@@ -406,7 +406,7 @@ def test_a_daemon_that_hangs_was_said_not_to_run(place: Place) -> None:
     with socket.create_server(("127.0.0.1", place.admin)):
         done = place.run("status")
     assert done.exit_code == 1 and f"although process {os.getpid()} (" in done.stderr, done.stderr
-    assert "it is still starting, or it does not respond: try again, then check its log and restart it" in done.stderr
+    assert "it is still starting or not responding: try again, then check its log and restart it" in done.stderr
 
 
 def test_status_of_another_program_is_exit_1(place: Place) -> None:

@@ -238,7 +238,7 @@ def test_mistakes_are_explained(place: Place, arguments: list[str], problem: str
 
 def test_an_empty_history_says_where_it_looked(place: Place) -> None:
     done = place.run("history")
-    assert done.returncode == 0 and f"No mail is recorded yet in {place.state}/history" in done.stderr
+    assert done.returncode == 0 and f"No mail has been recorded yet in {place.state}/history" in done.stderr
     place.add(1)
     assert "no matching mail" in place.run("history", "--action", "hold").stderr
     found = scanbridge("history", "--action", "hold", env=environment(SCANBRIDGE_CONFIG=str(place.file)))

@@ -183,7 +183,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("a tab", _whole("scanner:\n\turls: []\n"), "check", 78, ["bridge.yml:2", "not YAML", "indent with spaces"]),
     ("a missing bracket", _whole("a: [b\nc: []\n"), "check", 78, ["bridge.yml:2", "not YAML", "']'"]),
     ("another encoding", _whole("a: ü".encode("utf-16")), "check", 78, ["bridge.yml", "not UTF-8", "save it as UTF-8"]),
-    ("a key twice", _line("admin: {}"), "check", 78, ["bridge.yml:8: admin", "twice, first in line 5", "remove one"]),
+    ("a key twice", _line("admin: {}"), "check", 78, ["bridge.yml:8: admin", "twice, first on line 5", "remove one"]),
     ("a broken file at a reload", _line("lisst: {}"), "reload", 78,
      ["did you mean lists?", "a running daemon keeps its configuration"]),
     # keys and values
@@ -230,7 +230,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
      ["bridge.yml:3: listeners.mx.tls.cert_file: ", "one.pem", "two.key", "does not belong to the certificate",
       "use the key that the certificate was issued for"]),
     ("certificate and key swapped", _tls("one.key", "one.pem"), "run", 78,
-     ["bridge.yml:3: listeners.mx.tls.cert_file: ", "they are swapped", "exchange the two names"]),
+     ["bridge.yml:3: listeners.mx.tls.cert_file: ", "they are swapped", "swap the two names"]),
     ("a token in the place of a certificate", _tls("token", "one.key"), "check", 1,
      ["bridge.yml:3: ", "no line with BEGIN CERTIFICATE", "convert it"]),
     ("CA certificates that are not there", _in_file("http://127", "https://127", ", ca_file: ca.pem}"), "check", 1,
@@ -297,7 +297,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("all for no limit", _nothing, "quarantine list --limit all", 2, ["--limit", "'all'", "0 (no limit)"]),
     ("a negative limit", _nothing, "history --limit -5", 2, ["--limit", "-5", "0 (no limit)"]),
     ("a time that has not come", _nothing, "quarantine list --since 2099-01-01", 2,
-     ["--since is in the future", "before now"]),
+     ["--since is in the future", "in the past"]),
     ("a time limit in words", _nothing, "reload --timeout soon", 2, ["--timeout", "'soon'", "for example 30"]),
     ("no time at all", _nothing, "service reload --timeout 0", 2, ["--timeout", "'0'", "for example 30"]),
     ("two addresses in one option", _nothing, "quarantine release 1A2B --to a@b.example,c@d.example", 2,
@@ -328,7 +328,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("an unclosed quote", _line('hostname: "mx'), "check", 78,
      [":9: not YAML", "ends in the middle", "close its quote"]),
     ("an unclosed bracket", _whole("scanner:\n  urls: [a\n  token_file: x\n"), "check", 78,
-     [":3: not YAML", "close the bracket that was opened in line 2"]),
+     [":3: not YAML", "close the bracket that was opened on line 2"]),
     ("a no-break space", _line("log:\u00a0{level: info}"), "check", 78, [":8: ", "no-break space", "a plain space"]),
     ("typographic quotes", _line("hostname: \u201cmx.example\u201d"), "check", 78,
      [":8: hostname", "expected a host name, for example mx.example.org"]),
@@ -358,7 +358,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("a time of day in words", _line("digests: {at: 7 am}"), "check", 78,
      [":8: digests.at: ", "does not have the expected form, for example 07:00"]),
     ("a listener for a next hop", _next_hop("smtp://127.0.0.1:{port}"), "check", 78,
-     [":4: relay.next_hop", "our own listener mx", "set this to the server"]),
+     [":4: relay.next_hop", "the bridge's own listener mx", "set this to the server"]),
     ("a deadline beyond the mail server's", _in_file("name: mx,", "name: mx, deadline: 10m,"), "check", 1,
      ["listener mx", "shorter than the 100s", "set it to 90s"]),
     ("two addresses that are one", lambda desk: desk.replace(str(desk.admin), str(desk.port)), "check", 78,
@@ -432,7 +432,7 @@ def test_a_taken_port_is_explained(desk: Desk, which: str, command: str) -> None
     assert f"127.0.0.1:{number}: Address already in use by process {os.getpid()} (" in printed
     assert "; stop it, or choose another address" in printed
     if command == "run":
-        assert f"{'admin.address' if which == 'admin' else 'listeners.mx.address'}: cannot listen at" in printed
+        assert f"{'admin.address' if which == 'admin' else 'listeners.mx.address'}: cannot listen on" in printed
 
 
 @pytest.mark.parametrize("command", ["check", "scan mail.eml"])
@@ -502,7 +502,7 @@ def test_a_taken_port_of_the_demo_is_explained(desk: Desk) -> None:
     finally:
         for sock in held:
             sock.close()
-    assert code == 1 and "scanner.urls: cannot listen at 127.0.0.1:9081: Address already in use" in printed
+    assert code == 1 and "scanner.urls: cannot listen on 127.0.0.1:9081: Address already in use" in printed
     used = "by process" if held else ""  # another user's process cannot be seen
     assert used in printed
     assert "scanbridge config show --demo > demo.yml" in printed and "scanbridge run -c demo.yml" in printed
@@ -518,7 +518,7 @@ def test_at_least_eighty_mistakes_are_tried() -> None:
 @pytest.mark.parametrize(
     ("speaks_tls", "scheme", "host", "expected"),
     [
-        (False, "https", "127.0.0.1", ["does not speak TLS at this port", "use http://"]),
+        (False, "https", "127.0.0.1", ["does not speak TLS on this port", "use http://"]),
         (True, "http", "127.0.0.1", ["if this port is for TLS, use https://"]),
         (True, "https", "localhost", ["mismatch", "'localhost'", "use a name that is in the certificate"]),
     ],

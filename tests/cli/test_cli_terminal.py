@@ -267,7 +267,7 @@ def test_a_raw_mail_is_not_written_to_a_terminal(place: Place, words: tuple[str,
     verb, rest = words
     mail = place.daemon.quarantined[0].stem
     shown = in_a_terminal(*place.command("quarantine", verb, mail, rest))
-    assert "redirect it to a file or a pager" in shown
+    assert "redirect the output to a file, or pipe it to a pager" in shown
     assert_harmless(shown)
 
 

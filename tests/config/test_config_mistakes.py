@@ -70,7 +70,7 @@ nonsense: 1
         (SMALL + f"tenants:\n  - {OWN_LINE}\n    relay: {{nexthop: x}}\n", "bridge.yml:12: tenants.0.relay.nexthop"),
         (SMALL + f"tenants:\n  - {OWN_LINE}\n    relay:\n      next_hop: 7\n", "bridge.yml:13: tenants.0.relay.next"),
         (SMALL + "hostname: 5\n", "bridge.yml:9: hostname: expected text"),
-        (SMALL + "hostname: {a: 1, a: 2}\n", "bridge.yml:9: hostname.a: this key appears twice, first in line 9"),
+        (SMALL + "hostname: {a: 1, a: 2}\n", "bridge.yml:9: hostname.a: this key appears twice, first on line 9"),
         (SMALL + "? [a]\n: 1\n", "bridge.yml:9: the file: a key must be a word"),
         (SMALL + "\"odd key\\e\": 1\n", 'bridge.yml:9: "odd key\\u001b": unknown key'),
         (SMALL + "<<: {log: {level: debug}}\n", 'bridge.yml:9: "<<": unknown key'),

@@ -68,7 +68,7 @@ from tests.config.config_kit import OWN, TENANT, changed, listener, load, mistak
         (changed(tenants=[{"uid": TENANT, "recipient_domains": ["*.example.com"]}]), "no `*` and no dot in front"),
         (changed(tenants=[{"uid": TENANT, "recipient_domains": [".example.com"]}]), "no `*` and no dot in front"),
         (changed(tenants=[{"uid": TENANT, "recipient_domains": ["http://x.example"]}]), "not a URL"),
-        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["a@x.example"]}]), "the part after the @ only"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["a@x.example"]}]), "only the part after the @"),
         (changed(tenants=[{"uid": TENANT, "recipient_domains": ["a..b"]}]), "separated by single dots"),
         (changed(tenants=[{"uid": TENANT, "recipient_domains": ["-x.example"]}]), "letters, digits and hyphens"),
         (changed(tenants=[{"uid": TENANT, "recipient_domains": ["x" * 64]}]), "letters, digits and hyphens"),

@@ -77,7 +77,7 @@ def test_a_taken_port_is_reported_as_a_temporary_problem(tmp_path: Path) -> None
         taken.listen()
         done = scanbridge("run", "-c", config)
     assert done.returncode == 1
-    reason = f"cannot listen at 127.0.0.1:{port}: Address already in use by process {os.getpid()} ("
+    reason = f"cannot listen on 127.0.0.1:{port}: Address already in use by process {os.getpid()} ("
     assert re.search(rf"scanbridge: {config}:\d+: listeners.mx.address: {re.escape(reason)}", done.stderr)
     assert "; stop it, or choose another address\n" in done.stderr
     assert "Traceback" not in done.stderr and "never retrieved" not in done.stderr

@@ -132,7 +132,7 @@ def test_another_database_left_waiting_events_and_the_history_behind(config: Pat
     assert told.returncode == 3 and f"see {state / 'history'}" in told.stdout
     run("drop", "-c", _with_text(config, text), "--all", "--waiting", "--sink", "hook", "--yes")
     noted = _check(_with_text(config, f"{text}\nstate_database: {fresh_database(postgresql)}\n"))
-    assert "events.sqlite" not in noted and f"stays in {state / 'history'} and is not searched" in noted
+    assert "events.sqlite" not in noted and f"remains in {state / 'history'} and is not searched" in noted
 
 
 def _check(config: Path) -> str:

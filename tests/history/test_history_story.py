@@ -122,7 +122,7 @@ def test_deferrals_at_mail_of_the_same_client_come_before(store: SqliteHistory) 
     add(store, mail(1, **DEFERRED | early), mail(2, **DEFERRED | early | {"client": "192.0.2.99"}), mail(9))
     [found] = gather(store.find(HistoryQuery(what="ID0009")))
     said = text(tell(whole(store, found), Surroundings(), None))
-    assert "deferred at MAIL for this sender once, perhaps with this mail. It received: 451 4.3.2 full" in said
+    assert "deferred once at MAIL for this sender, perhaps with this mail. It received: 451 4.3.2 full" in said
 
 
 def test_the_search_never_repeats_a_mail(store: SqliteHistory) -> None:

@@ -258,7 +258,11 @@ async def test_probe_tells_what_the_next_hop_offers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("greeting", "words"), [("SSH-2.0-OpenSSH_9.2", "not SMTP before mail"), (DROP, "connection lost before mail")]
+    ("greeting", "words"),
+    [
+        ("SSH-2.0-OpenSSH_9.2", "not SMTP before the mail was sent"),
+        (DROP, "connection lost before the mail was sent"),
+    ],
 )
 async def test_a_connection_that_ends_before_mail_is_explained(greeting: str, words: str) -> None:
     """Operators read this text in the log."""

@@ -220,4 +220,4 @@ DECIDED = (
 
 def test_profiles_belong_to_the_included_service(at: Replays) -> None:
     """Without a service to start, or with another comparison, the command says what is missing."""
-    assert "--profiles needs --service" in at.run("--profiles").stderr
+    assert "--profiles requires --service" in at.run("--profiles").stderr

@@ -145,7 +145,7 @@ def test_a_volume_that_is_open_to_all_kept_the_bridge_from_starting(tmp_path: Pa
     program += "directories.make_directory(Path('/mnt/state'), 'state_directory'); print('started')"
     said = run_as_daemon(program, prefix=("unshare", "--mount", "sh", "-c", script, "sh"))
     problem = "state_directory: /mnt is writable by every user"
-    assert problem in said and "such as /mnt/state: scanbridge creates it for itself alone" in said
+    assert problem in said and "such as /mnt/state: scanbridge creates it with access only for itself" in said
     assert said.count(problem) == 1
     assert said.endswith("started\n") == (outcome == "warned")
 

@@ -38,7 +38,7 @@ def test_a_unix_socket_names_its_process(tmp_path: Path) -> None:
     address = Endpoint(path=str(tmp_path / "socket"))
     with bind(address), pytest.raises(CannotListen) as failed:
         bind(address, "listen")
-    assert f"listen: cannot listen at {address}: Address already in use by process {os.getpid()} (" in str(failed.value)
+    assert f"listen: cannot listen on {address}: Address already in use by process {os.getpid()} (" in str(failed.value)
 
 
 def test_a_strange_name_of_another_socket_is_no_error(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ async def test_a_host_that_has_repeated_our_id_must_go_on_doing_so() -> None:
 
     async with faults(once) as server, scanner_of(server) as scanner:
         await submit(scanner)
-        with pytest.raises(ScanError, match="does not carry our request id"):
+        with pytest.raises(ScanError, match="does not contain the request id"):
             await submit(scanner)
         assert len(server.requests) == 3
 

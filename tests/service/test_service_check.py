@@ -72,7 +72,7 @@ def test_a_taken_port_is_a_problem_unless_the_service_runs_there(tmp_path):
         text = CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{taken.getsockname()[1]}")
         code, shown = check(tmp_path, text)
         assert code == 1
-        assert "listen: PROBLEM: service.yml:2: listen: cannot listen at 127.0.0.1:" in shown
+        assert "listen: PROBLEM: service.yml:2: listen: cannot listen on 127.0.0.1:" in shown
     running = ServiceProcess(tmp_path)
     try:
         running.wait()

@@ -135,7 +135,7 @@ def test_a_taken_port_is_a_readable_error(tmp_path):
         (tmp_path / "service.yml").write_text(CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{port}"))
         done = run("-c", "service.yml", cwd=tmp_path)
     assert done.returncode == 1
-    assert f"service.yml:2: listen: cannot listen at 127.0.0.1:{port}" in done.stderr
+    assert f"service.yml:2: listen: cannot listen on 127.0.0.1:{port}" in done.stderr
     assert f"by process {os.getpid()} (" in done.stderr
     assert f" bridge starting: scanbridge service {version()}\n" in done.stderr
     assert "Traceback" not in done.stderr

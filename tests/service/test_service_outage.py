@@ -171,7 +171,7 @@ def test_a_service_on_a_unix_socket(short_directory):
         assert b"scanservice_decisions_total" in running.request("GET", "/metrics").body
         second = ServiceProcess(short_directory)
         assert second.process.wait(DEADLINE_S) == 1
-        assert f"cannot listen at unix:{place}" in second.log()
+        assert f"cannot listen on unix:{place}" in second.log()
         second.end()
         assert running.request("GET", "/livez").status == 200
 

@@ -243,7 +243,7 @@ def _mistake(wanted: list[str], comment: str) -> str:
     if len(wanted) > _MAX_ENTRIES:
         return f"At most {_MAX_ENTRIES} entries can be typed; upload a file for more."
     if any(len(entry) > _MAX_ENTRY or not entry.isprintable() for entry in (*wanted, comment)):
-        return "An entry or the comment is too long, or has control characters."
+        return "An entry or the comment is too long, or contains control characters."
     return ""
 
 

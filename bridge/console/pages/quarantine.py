@@ -257,7 +257,7 @@ async def _matching(call: Call) -> list[MailRecord]:
     if last := newest.wanted.get("before"):
         found = [mail for mail in found if (mail.time.timestamp(), mail.id) <= last]
     if not found:
-        raise Refused(404, "No such mail", "No mail matches the search any longer. Nothing was done.")
+        raise Refused(404, "No such mail", "No mail matches the search any more. Nothing was done.")
     return found
 
 

@@ -127,7 +127,10 @@ def _responses(description: str, schema: str | None, without: tuple[int, ...] = 
     return found
 
 
-_RETRY: Json = {"description": "Seconds to wait before trying again, if that helps.", "schema": {"type": "integer"}}
+_RETRY: Json = {
+    "description": "Seconds to wait before trying again; absent if trying again would not help.",
+    "schema": {"type": "integer"},
+}
 _HEADERS: dict[int, Json] = {
     401: {"WWW-Authenticate": {"description": "The expected scheme.", "schema": {"type": "string"}}},
     405: {"Allow": {"description": "The supported methods.", "schema": {"type": "string"}}},

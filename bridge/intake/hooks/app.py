@@ -103,7 +103,7 @@ class HooksApp:
         self, method: str, path: str, headers: Mapping[str, str], peer: str | None, body: Body
     ) -> tuple[int, bytes]:
         if peer not in self._context.trusted:  # a reload may have changed that while the connection was open
-            raise HttpError(403, "FORBIDDEN", "this address is not one of the trusted clients any more")
+            raise HttpError(403, "FORBIDDEN", "this address is no longer one of the trusted clients")
         place, _, identity = path.partition(f"{REGISTRATIONS}/")
         if path == DISCOVERY:
             _need(method, "GET")
@@ -361,7 +361,7 @@ class _Asking:
         if mail.refusal is None:
             mail.complete(self._can_delete)
         if mail.refusal is None and self.is_lossy is not None and self.is_lossy(found):
-            self._context.warn("%s: the copy of a mail is not exact; see `lossy_content`", session.peer)
+            self._context.warn("%s: the mail server's copy of a mail is not exact; see `lossy_content`", session.peer)
             if self._context.settings.defers_lossy:
                 mail.refuse(LOSSY)
 

@@ -68,7 +68,7 @@ class Decoder:
             length, command = unpack_head(data, position)
             if length > limits[command] or not length:
                 kind = FrameTooLong if length > limits[command] > 0 else ProtocolError
-                raise kind(f"frame of {length} bytes with command {command:#04x}")
+                raise kind(f"invalid frame: {length} bytes, command {command:#04x}")
             stop = position + 4 + length
             if stop > end:
                 self._begin_frame(command, data[position:], 4 + length, events)
@@ -77,7 +77,7 @@ class Decoder:
             position = stop
         if position < end:
             if end - position == 4 and not 0 < _U32.unpack_from(data, position)[0] <= _LONGEST_FRAME:
-                raise FrameTooLong("frame with an impossible length")
+                raise FrameTooLong("invalid frame: impossible length")
             self._hold(data[position:], 5)
         return events
 

@@ -195,7 +195,7 @@ class MilterConnection(asyncio.Protocol):
             limit = self._exceeded_limit(now)
             if limit is not None:
                 self._context.on_limit(limit)
-                self._context.warn("%s closed: silent %s", self.peer, self._state.value)
+                self._context.warn("%s closed: the mail server was silent %s", self.peer, self._state.value)
                 self.cut()
         elif now >= self._overrun_at:
             self._context.warn("%s: the filter overran its deadline", self.peer)
@@ -268,7 +268,7 @@ class MilterConnection(asyncio.Protocol):
 
     def _on_mail(self, data: bytes) -> None:
         if not self._context.listener.still_trusts(self):
-            raise ProtocolError("not in trusted_clients any more")
+            raise ProtocolError("no longer in trusted_clients")
         if self._mail is not None:
             self._drop_mail()
         self._client.begin_mail()

@@ -159,7 +159,7 @@ def options(settings: Nats) -> dict[str, Any]:
     if settings.credentials_file is not None:
         _read(settings, "credentials_file", settings.credentials_file)
         if find_spec("nkeys") is None:
-            raise ConfigError(f"{WHERE}.credentials_file: needs a library: pip install 'scanbridge[nats]'")
+            raise ConfigError(f"{WHERE}.credentials_file: a library is missing: pip install 'scanbridge[nats]'")
         found["user_credentials"] = str(settings.path(settings.credentials_file))
     if settings.token_file is not None:
         found["token"] = _read(settings, "token_file", settings.token_file)

@@ -87,7 +87,7 @@ async def to_provider(call: Call) -> Response:
     try:
         target = await provider.authorization_url(begun)
     except SignInRefused as exc:
-        log.warning("user pages: sign-in with the provider: %s", exc)
+        log.warning("user pages: sign-in with the provider failed: %s", exc)
         raise Refused(503, call.speak("Not signed in"), call.speak(_NOT_SIGNED_IN)) from exc
     response = RedirectResponse(target, status_code=303)
     set_cookie(response, PROVIDER_COOKIE, begun.cookie, round(LASTS_S))
