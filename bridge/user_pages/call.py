@@ -38,7 +38,7 @@ _LATELY_S = 3600.0
 _FEW = 3  # entries in the audit log about one link or mail, and reports of one mail by one person, in that time
 _MANY = 30  # refused requests of one kind by one person who has signed in
 _TRIES = 10  # releases of one mail by one person
-_MOST = 500  # changes of one kind by one person; each is in the audit log
+_MOST = 500  # changes and sign-ins of one kind by one person; each is in the audit log
 _MAX_KNOWN = 10_000
 
 P = ParamSpec("P")
@@ -246,6 +246,11 @@ class Call:
         if self.pages.opened.is_one_of_few(link):
             await self.audit("opened a link", mail=mail, detail=detail, name=name)
 
+    def check_number(self, person: str, action: str) -> None:
+        """Of what one person does that is in the audit log each time. Raises Refused after very many."""
+        if not self.pages.changed.is_one_of_few(f"{person} {action}"):
+            raise Refused(429, N_("Busy"), N_("This cannot be done at the moment. Try again later."), 3600)
+
     @asynccontextmanager
     async def audited(self, action: str, *, mail: str = "", detail: str = "", name: str = "") -> AsyncIterator[Note]:
         """An action that changes something: recorded in the audit log before it is done, with its result afterwards.
@@ -253,8 +258,7 @@ class Call:
         If it cannot be recorded, it is not done; if the result cannot, the entry says that it was started. So it does
         if the process stops meanwhile: the work may go on in its thread. Raises Refused after very many.
         """
-        if not self.pages.changed.is_one_of_few(f"{self.person_or_none or self.link_person} {action}"):
-            raise Refused(429, N_("Busy"), N_("This cannot be done at the moment. Try again later."), 3600)
+        self.check_number(self.person_or_none or self.link_person, action)
         self.has_audited = True
         audit, note, started = self.sources.audit, Note(detail), audit_log.STARTED
         about = {"mail": mail, "detail": detail, "name": f"user {self.person_or_none or name}"}

@@ -20,7 +20,7 @@ from bridge.digests.signed_links import Act, Link, LinkKeys
 from bridge.runtime.database import Database
 from bridge.testing import answer, result, until
 from bridge.user_pages.call import Call, Pages, RecentUses
-from bridge.user_pages.pages import links
+from bridge.user_pages.pages import links, sign_in
 from tests.console.held_kit import holding
 from tests.digests.digest_kit import users
 from tests.digests.test_user_pages import signed_in
@@ -67,6 +67,29 @@ def test_one_link_filled_the_audit_log(tmp_path: Path) -> None:
             assert browser.post(view).status == 200
         assert audited(tmp_path, "chose a schedule") == 1
         assert audited(tmp_path, "viewed own held mail") == 3
+
+
+async def test_one_sign_in_link_filled_the_audit_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a link works again and again, and each sign-in is recorded."""
+    entries: list[str] = []
+
+    async def audit(_call: Call, action: str, *, name: str) -> None:
+        entries.append(name)
+
+    monkeypatch.setattr(Call, "audit", audit)
+    sources: Any = SimpleNamespace(
+        settings=SimpleNamespace(config=SimpleNamespace(languages=["en"])),
+        sessions=SimpleNamespace(begin=lambda person: "x"),
+        page=SimpleNamespace(session_max=60.0),
+    )
+    request: Any = SimpleNamespace(headers={}, cookies={})
+    pages = Pages("")
+    pages.changed = RecentUses(2)
+    for person in ("jane", "jane", "joe"):
+        await sign_in.begin(Call(request, sources, pages, "192.0.2.1"), person, "signed in with a link in a digest")
+    with pytest.raises(Refused, match="later"):
+        await sign_in.begin(Call(request, sources, pages, "192.0.2.1"), "jane", "signed in with a link in a digest")
+    assert entries == ["jane", "jane", "joe"]
 
 
 def test_one_user_filled_the_audit_log(tmp_path: Path) -> None:

@@ -118,7 +118,8 @@ async def sign_out(call: Call) -> Response:
 
 
 async def begin(call: Call, person: str, action: str) -> Response:
-    """Begin a session, and end the one that the browser had."""
+    """Begin a session, and end the one that the browser had. Raises Refused after very many."""
+    call.check_number(person, action)
     if SESSION_COOKIE in call.request.cookies:
         await call.run(call.sources.sessions.end, call.request.cookies[SESSION_COOKIE])
     await call.audit(action, name=person)
