@@ -13,6 +13,7 @@ from bridge.service.keys import KeyRing
 from bridge.service.lists.follow import ListFollower
 from bridge.service.lists.index import traits_of
 from bridge.service.lists.store import GLOBAL, Entry, ListStore
+from bridge.service.settings import ListDefinition
 from bridge.service.store import Store, clock, list_entry, list_state
 from bridge.testing import eventually
 from tests.service.service_kit import SOON_S
@@ -67,6 +68,27 @@ async def test_an_addition_between_two_statements_of_a_reader_was_skipped(tmp_pa
 
         await follow(url, change, "new@x.example")
     assert done, "nothing was changed between two statements"
+
+
+async def test_an_entry_of_another_category_cost_all_other_entries(tmp_path):
+    """A list had senders before its category became `network`: the service did not start, and a running process
+    skipped what was added together with such an entry."""
+    url = f"sqlite:///{tmp_path}/lists.sqlite"
+    networks = ListDefinition(name="partners", displayName="", category="network", description="", maxSize=9)
+    senders = networks.model_copy(update={"category": "sender"})
+    with opened(url) as (store, theirs):
+        before = ListStore(store, [senders])
+        before.add(GLOBAL, "partners", [Entry("@old.example", "@old.example")])
+        follower = ListFollower(store, ListStore(store, [networks]), KeyRing(store), frozenset())
+        await follower.start()
+        try:
+            before.add(GLOBAL, "partners", [Entry("@new.example", "@new.example")])
+            before.delete(GLOBAL, "partners", ["@old.example"])
+            add(theirs, "spam@x.example")
+            traits = traits_of("spam@x.example", (), None, (), ())
+            await eventually(lambda: follower.index.match(None, traits) == [LIST], "the new entry", SOON_S)
+        finally:
+            await follower.stop()
 
 
 async def test_changes_after_an_older_database_was_restored_were_skipped(tmp_path, database):

@@ -47,9 +47,9 @@ class ListIndex:
 
     def add(self, scope: str, name: str, entry: str) -> None:
         if self._categories.get(name) == "network":
-            network = ipaddress.ip_network(entry)
-            lengths = self._networks.setdefault(scope, {}).setdefault(name, {})
-            lengths.setdefault((network.version, network.prefixlen), set()).add(int(network.network_address))
+            if (network := _as_network(entry)) is not None:
+                lengths = self._networks.setdefault(scope, {}).setdefault(name, {})
+                lengths.setdefault((network.version, network.prefixlen), set()).add(int(network.network_address))
         elif name in self._categories:  # the entries of a list that is no longer configured stay in the database
             self._words.setdefault(scope, {}).setdefault(name, set()).add(entry)
             if self._categories[name] == "url":
@@ -57,7 +57,8 @@ class ListIndex:
 
     def remove(self, scope: str, name: str, entry: str) -> None:
         if self._categories.get(name) == "network":
-            network = ipaddress.ip_network(entry)
+            if (network := _as_network(entry)) is None:
+                return
             lengths = self._networks.get(scope, {}).get(name, {})
             numbers = lengths.get((network.version, network.prefixlen), set())
             numbers.discard(int(network.network_address))
@@ -119,6 +120,14 @@ class ListIndex:
                 return _all_agree(words, traits.recipients, senders.entries, spell)
             case _:
                 return False
+
+
+def _as_network(entry: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    """None for an entry that was added when the list had another category; it matches nothing."""
+    try:
+        return ipaddress.ip_network(entry)
+    except ValueError:
+        return None
 
 
 class _Senders:
