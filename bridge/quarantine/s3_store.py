@@ -203,7 +203,9 @@ class S3Store:
         import obstore
 
         objects = {name: changed_at for name, _, changed_at in self._objects()}
-        before = time.time() - self._settings.leftover_age_s
+        # By the server's clock, too: ours may be ahead, and another machine may still be writing.
+        now = min(time.time(), max(objects.values(), default=0.0))
+        before = now - self._settings.leftover_age_s
         old = [name for name in leftovers(set(objects)) if objects[name] <= before]
         for name in old:
             with _translated():

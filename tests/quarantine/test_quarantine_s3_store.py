@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import inspect
@@ -114,6 +115,24 @@ async def test_incomplete_mails_are_removed_and_lost_rows_restored(tmp_path: Pat
     assert sorted(path.name for path in stored.iterdir()) == sorted([f"{ids[2]}.eml", f"{ids[2]}.json", "notours.txt"])
     with pytest.raises(MailNotFound), quarantine.lock(ids[0]):
         pass
+
+
+async def test_a_clock_days_ahead_removed_a_mail_that_another_machine_was_writing(
+    tmp_path: Path, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its .eml was there and its .json was not, for a moment; the writer's client got 250 for the .json alone."""
+    where = QuarantineSettings(tmp_path, s3=s3_settings(object_server.port, tmp_path.name))
+    writer = Quarantine(where)
+    await writer.keep(tx := make_tx(), HEAD, {})
+    others = object_server.store(tmp_path.name)
+    metadata = bytes(others.get(f"{tx.id}.json").bytes())
+    others.delete(f"{tx.id}.json")
+    ahead = time.time() + 3 * s3_store.LEFTOVER_AGE_S
+    with monkeypatch.context() as patch:
+        patch.setattr(s3_store, "time", SimpleNamespace(time=lambda: ahead))
+        assert await Quarantine(where).reconcile() == 0
+    others.put(f"{tx.id}.json", metadata)
+    assert b"".join(writer.chunks(tx.id)).startswith(HEAD)
 
 
 async def test_a_bucket_has_a_limit_too(tmp_path: Path, object_server: ObjectServer) -> None:
