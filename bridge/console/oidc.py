@@ -281,7 +281,12 @@ class Provider:
             async with (
                 asyncio.timeout(_TIMEOUT_S),
                 httpx2.AsyncClient(
-                    cookies=no_cookies(), verify=self.tls, timeout=_TIMEOUT_S, follow_redirects=False, headers=_PLAIN
+                    cookies=no_cookies(),
+                    verify=self.tls,
+                    timeout=_TIMEOUT_S,
+                    follow_redirects=False,
+                    headers=_PLAIN,
+                    trust_env=url.startswith("https:"),  # otherwise, a proxy in the environment would read the secret
                 ) as client,
                 client.stream(method, url, **{k: v for k, v in request.items() if v is not None}) as response,
             ):

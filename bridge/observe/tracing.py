@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import requests
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -60,7 +61,7 @@ class Tracing:
         attributes = {"service.name": "scanbridge", "service.version": __version__, "host.name": hostname}
         self._resource = Resource(attributes)
         self._sender = BatchSpanProcessor(
-            OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_S),
+            OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_S, session=_session(endpoint)),
             max_queue_size=MAX_SPANS,
             schedule_delay_millis=_EVERY_S * 1000,
             export_timeout_millis=_SEND_S * 1000,
@@ -131,6 +132,13 @@ class Tracing:
             instrumentation_scope=_SCOPE,
             **more,
         )
+
+
+def _session(endpoint: str) -> requests.Session:
+    """Without TLS, a proxy in the environment would read the spans, and a token in the URL."""
+    session = requests.Session()
+    session.trust_env = endpoint.startswith("https:")
+    return session
 
 
 def _context(trace: Trace, span_id: str) -> SpanContext:

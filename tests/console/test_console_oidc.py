@@ -421,6 +421,22 @@ async def test_a_provider_that_never_ends_its_answer_is_not_waited_for() -> None
         stop.set()
 
 
+async def test_a_secret_in_clear_text_went_through_a_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a provider on this machine; nobody answers at this proxy."""
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+
+    def greet(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(b"{}")
+
+    with odd_provider(greet) as issuer:
+        assert await Provider(settings(issuer), REDIRECT, SECRET)._json("GET", issuer) == {}
+
+
 async def test_a_provider_that_answers_with_deep_nesting_is_refused() -> None:
     """Not an unexpected error."""
 

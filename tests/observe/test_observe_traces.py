@@ -126,6 +126,21 @@ def test_a_collector_that_hangs_costs_no_mail_and_no_time(tmp_path) -> None:
         assert time.monotonic() - began < 8
 
 
+def test_spans_in_clear_text_went_through_a_proxy_of_the_environment(tmp_path, monkeypatch) -> None:
+    """To a collector on this machine; nobody answers at this proxy."""
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with collector() as (endpoint, spans):
+        tracing = {"endpoint": endpoint}
+        with running_bridge(tmp_path, {"tracing": tracing, "hostname": "bridge.example"}) as bridge:
+            with bridge.client() as client:
+                client.open()
+                assert client.mail().startswith(b"250 ")
+            until(lambda: any(span.name == "mail" for span in spans), "the span of the mail")
+
+
 def test_without_tracing_nothing_is_loaded_and_no_header_is_sent(bridge) -> None:
     with bridge.client() as client:
         client.open()

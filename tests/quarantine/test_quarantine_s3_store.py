@@ -117,6 +117,19 @@ async def test_incomplete_mails_are_removed_and_lost_rows_restored(tmp_path: Pat
         pass
 
 
+async def test_mail_in_clear_text_went_through_a_proxy_of_the_environment(
+    tmp_path: Path, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even to a bucket on this machine; nobody answers at this proxy."""
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=s3_settings(object_server.port, tmp_path.name)))
+    await quarantine.keep(tx := make_tx(), HEAD, {})
+    assert quarantine.read(tx.id).id == tx.id
+
+
 async def test_a_clock_days_ahead_removed_a_mail_that_another_machine_was_writing(
     tmp_path: Path, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
