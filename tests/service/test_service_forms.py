@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import re
 import socket
+import tomllib
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from bridge.mail.message import Spool
 from bridge.service.scanning.parameters import clean_address, parse_parameters
@@ -134,6 +137,16 @@ def test_a_form_over_52_mib_says_what_counts(running):
     answer = running.upload(body)
     assert (answer.status, answer.json["error"]) == (413, "payload_too_large")
     assert "50 MiB for the e-mail" in answer.json["message"]
+
+
+def test_a_part_with_millions_of_header_fields_kept_the_service_busy(running):
+    """10 MB of them took 22 s: versions of python-multipart that do not limit them were allowed."""
+    fields = b"a: b\r\n" * 100
+    answer = running.upload(b"--%b\r\n%b\r\nx\r\n" % (BOUNDARY.encode(), fields) + PARAMETERS + MAIL + closing())
+    assert (answer.status, answer.json["error"]) == (400, "invalid_multipart")
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (parser,) = (one for one in map(Requirement, project["dependencies"]) if one.name == "python-multipart")
+    assert not parser.specifier.contains("0.0.26")
 
 
 # JSON
