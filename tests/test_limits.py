@@ -88,6 +88,7 @@ def test_metric_exists(row: Row) -> None:
     name, label, wanted = match.groups()
     metrics = Metrics(["name"])
     metrics.next_hop_mails.start(["hop"], ("taken", "deferred", "refused", "unreachable", "lost"))
+    metrics.start_events(["sink"], [])
     samples = [sample for family in metrics.collect() for sample in family.samples if sample.name == name]
     assert samples
     assert label is None or wanted in {sample.labels[label] for sample in samples}

@@ -3,7 +3,7 @@
 `put` only appends to a bounded queue: it is called for every mail. A thread makes the events and writes them in
 batches; events for a file are written there at once if none waits for it (`direct`). A database that is slow, full,
 locked or gone fills the queue; what does not fit is counted for each sink it was meant for, and mail continues. If this
-is wrong, a slow database slows mail, or events are lost without a trace.
+is wrong, a slow database slows mail or takes all memory, or events are lost without a trace.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from bridge.observe.redaction import FULL, Redaction
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 10_000  # reports in memory
+MAX_WAITING = 10_000  # reports in memory; twenty recipients weigh as much as a report
+_RECIPIENTS_OF_REPORT = 20
 _BATCH = 500  # reports in one transaction
 _BATCH_S = 0.2
 _LONGEST_PAUSE_S = 5.0
@@ -34,6 +35,11 @@ CLOSE_S = 5.0
 QUEUE, FULL_OUTBOX, STOP = "queue", "outbox", "stop"  # why an event was lost
 
 OnLost = Callable[[str, str, int], None]  # sink, reason, number
+
+
+def _weight(report: Record | Event) -> int:
+    """A mail may have a thousand recipients: a megabyte."""
+    return 1 if isinstance(report, Event) else 1 + len(report.tx.envelope.recipients) // _RECIPIENTS_OF_REPORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,8 @@ class Recorder:
     direct: Mapping[str, DirectFile] = field(default_factory=dict)  # by sink
     problem: str = ""  # why the outbox cannot be written to now
     _queue: deque[tuple[float, Record | Event]] = field(default_factory=deque)
+    _added: int = 0  # weights of what came into the queue; changed by the event loop only
+    _removed: int = 0  # and of what has left it; changed by the thread only
     _lost: Counter[str] = field(default_factory=Counter)  # by sink, not yet counted in the outbox
     _counting: threading.Lock = field(default_factory=threading.Lock)  # of what is lost, in both threads
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -83,7 +91,8 @@ class Recorder:
 
     def put(self, report: Record | Event) -> None:
         """Called for every mail, in the event loop."""
-        if len(self._queue) < self.settings.max_waiting:
+        if self._added - self._removed < self.settings.max_waiting:
+            self._added += _weight(report)
             self._queue.append((now(), report))
         else:
             self._lose([report], QUEUE)
@@ -142,6 +151,7 @@ class Recorder:
         """The events of the next reports; reports that nobody wants to hear of leave nothing."""
         while self._queue:
             reports = [self._queue.popleft() for _ in range(min(_BATCH, len(self._queue)))]
+            self._removed += sum(_weight(report) for _, report in reports)
             if entries := [entry for at, report in reports for entry in self._entries(at, report)]:
                 return entries
         return []

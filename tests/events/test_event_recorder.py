@@ -60,6 +60,21 @@ def test_a_full_queue_costs_exactly_what_does_not_fit(file: Database) -> None:
     outbox.close()
 
 
+def test_mails_with_many_recipients_filled_the_memory(file: Database) -> None:
+    """The queue was limited by its number of mails, and a mail with a thousand recipients takes a megabyte."""
+    lost = Lost()
+    one = recorder(file, lost, max_waiting=100)
+    many = [f"{number}@example.org" for number in range(1000)]
+    for _ in range(10):
+        one.put(mail(recipients=many))
+    assert one.waiting == 2 and lost == {("s", "queue"): 8}
+    one.start()
+    until(lambda: not one.waiting, "the queue to be written")
+    one.put(mail(recipients=many))
+    one.close()
+    assert lost == {("s", "queue"): 8}  # there was room again
+
+
 def test_a_locked_database_costs_nothing_while_there_is_memory(file: Database) -> None:
     """The events wait in memory, and are written when the lock is gone."""
     lost = Lost()
