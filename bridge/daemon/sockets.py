@@ -10,6 +10,7 @@ import logging
 import shutil
 import socket
 from collections.abc import Iterable
+from itertools import chain
 
 from bridge.daemon.socket_activation import ActivatedSockets
 from bridge.errors import ConfigError
@@ -23,7 +24,7 @@ class Sockets:
     """All listening sockets, by address."""
 
     def __init__(self) -> None:
-        self._held: dict[str, list[socket.socket]] = {}
+        self._held: dict[str, list[list[socket.socket]]] = {}  # the first ones, then the copies of later servers
         self._lent: set[str] = set()
         self._activated = ActivatedSockets()
 
@@ -33,13 +34,14 @@ class Sockets:
         `name`: the key of the configuration that holds the address, for people.
         """
         key = _key(name, address)
-        if any(sock.fileno() < 0 for sock in self._held.get(key, [])):  # the server that used them has closed them
-            del self._held[key]
-        if key not in self._held:
+        # The others were closed by the servers that used them.
+        held = [sockets for sockets in self._held.pop(key, []) if all(sock.fileno() >= 0 for sock in sockets)]
+        if not held:
             self._lent.discard(key)
-            self._held[key] = self._activated.find(address) or open_listening(address, unix_mode, unix_owner, name)
-            for sock in self._held[key]:
+            held = [self._activated.find(address) or open_listening(address, unix_mode, unix_owner, name)]
+            for sock in held[0]:
                 sock.setblocking(False)  # now: making a copy non-blocking later would affect all processes
+        self._held[key] = held
         return key
 
     def open(
@@ -47,10 +49,11 @@ class Sockets:
     ) -> list[socket.socket]:
         """The sockets of this address for one server, which closes them; later servers get copies."""
         key = self.hold(name, address, unix_mode, unix_owner)
+        held = self._held[key]
         if key in self._lent:
-            return [sock.dup() for sock in self._held[key]]
+            held.append([sock.dup() for sock in held[-1]])
         self._lent.add(key)
-        return list(self._held[key])
+        return list(held[-1])
 
     def warn_of_idle(self) -> None:
         """Call it once all listeners are open."""
@@ -65,7 +68,7 @@ class Sockets:
         """Close all other sockets."""
         keys = {_key(name, address) for name, address in wanted}
         for key in set(self._held) - keys:
-            for sock in self._held.pop(key):
+            for sock in chain.from_iterable(self._held.pop(key)):
                 sock.close()
 
 

@@ -230,6 +230,16 @@ def test_one_process_changes_its_configuration_under_open_connections(tmp_path: 
 
 
 @pytest.mark.parametrize("count", [1, 2])
+def test_a_listener_that_was_renamed_twice_made_reloads_fail(tmp_path: Path, count: int) -> None:
+    """The server with the first name had closed its socket, and the second one's was in the way of a new one."""
+    with running(tmp_path, workers=count) as (bridge, _, _):
+        for name, protocol in (("second", "smtp"), ("third", "lmtp"), ("second", "smtp")):
+            change(bridge, listeners=[{"name": name, "protocol": protocol, "address": f"127.0.0.1:{bridge.port}"}])
+            assert signalled(bridge)["ok"]
+        assert bridge.send().startswith("250 ")
+
+
+@pytest.mark.parametrize("count", [1, 2])
 def test_listeners_come_and_go(tmp_path: Path, count: int) -> None:
     """A new one opens, a removed one drains and closes its port, and a kept one never closes."""
     with running(tmp_path, workers=count) as (bridge, scanner, _), ExitStack() as stack:
