@@ -28,7 +28,7 @@ def configuration() -> None:
 def show(path: Path | None, demo: bool, as_json: bool) -> None:
     """Print the effective configuration: every value and its origin. Secrets are kept in files and never shown.
 
-    A comment after each value shows where it comes from: a line of the file, a profile, an environment variable or the
+    A comment after each value shows where it comes from: a line in the file, a profile, an environment variable or the
     default.
     """
     from bridge.config.effective import effective

@@ -47,7 +47,7 @@ class SharedUpkeep:
             if not self._turns.take(self._upkeep, every_s, _UPKEEP_S):
                 return 0
         except TurnsFailed as exc:
-            log.debug("quarantine: cannot coordinate with the other bridges, doing the upkeep alone: %s", exc)
+            log.debug("quarantine: cannot coordinate with the other bridges; doing all the upkeep here: %s", exc)
             return work()
         return self._do(self._upkeep, work, str)
 
