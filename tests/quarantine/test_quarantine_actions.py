@@ -158,9 +158,7 @@ def test_a_bulk_release_needs_a_confirmation_and_leaves_out_what_everyone_has(ow
     assert " to their recipients: add --yes" in refused.stderr
     assert len(own.bridge.next_hop.mails) == 1
     done = own.call("release", "--sender", "friend.example", "--yes")
-    assert (
-        done.exit_code == 0 and "1 already released and" in done.stderr and "2 of 2 mails released" in done.stderr
-    )
+    assert done.exit_code == 0 and "1 already released and" in done.stderr and "2 of 2 mails released" in done.stderr
     assert len(own.bridge.next_hop.mails) == 3
     done = own.call("release", "--sender", "friend.example", "--yes")
     assert done.exit_code == 0 and len(own.bridge.next_hop.mails) == 3
