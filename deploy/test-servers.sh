@@ -33,6 +33,7 @@ rsyslogd     rsyslog
 /usr/lib/*/rsyslog/lmnsd_gtls.so rsyslog-gnutls
 strace       strace
 7z           p7zip-full
+unar         unar
 zstd         zstd
 /usr/lib/*/libarchive.so.13 libarchive13
 unshare      util-linux

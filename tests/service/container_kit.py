@@ -52,6 +52,8 @@ def extracted(program: str, content: bytes, name: str, directory: Path) -> dict[
         "bunzip2": ["bunzip2", "-k", name],
         "xz": ["xz", "-d", "-k", name],
         "unlzma": ["unlzma", "-k", name],
+        "7z": ["7z", "x", "-y", name],
+        "unar": ["unar", "-q", "-f", name],
     }[program]
     subprocess.run(command, cwd=place, capture_output=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
     files = [path for path in place.rglob("*") if path.is_file() and path.name != name]

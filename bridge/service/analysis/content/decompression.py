@@ -1,8 +1,9 @@
 """Compressed files: gzip, bzip2, xz and lzma, and the decoder that zip files and S/MIME use too.
 
 The decoders of the standard library discard what they produced in the call that fails; other programs keep it,
-so it is decoded again, and from the failed call on in smaller and smaller steps. Input is passed in pieces that
-grow, because a decoder copies what it does not need, and a file may consist of many thousands of streams.
+so it is decoded again, and from the failed call on in smaller and smaller steps; or more tolerantly, if zlib refuses
+what others read. Input is passed in pieces that grow, because a decoder copies what it does not need, and a file may
+consist of many thousands of streams.
 
 Engines that look for malware may stop at damage, or after the first stream, as ClamAV does with bzip2: only a file
 that is one whole stream is certainly read by all.
@@ -19,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from bridge.mime.structure import TooMuch
+from bridge.service.analysis.content import tolerant_inflate
 from bridge.service.analysis.content.unpacking import MAX_MEMBER, BadArchive, Budget, Member
 
 MAX_MEMORY = 128 * 1024 * 1024  # that a decoder may use; `xz -9` needs 65 MiB
@@ -55,6 +57,7 @@ class Inflater:
 
     def __init__(self, wbits: int = -15) -> None:
         self._decoder = zlib.decompressobj(wbits)
+        self.head = 2 if wbits > 0 else 0  # bytes before the stream itself
         self._data, self._at = b"", 0
         self.needs_input = True
 
@@ -90,13 +93,19 @@ def decode(new: Callable[[], Decoder], data: bytes, at: int, budget: Budget) -> 
     """One stream that begins at `at`. Raises TooMuch."""
     out: list[bytes] = []
     failed: list[int] = []  # the call from which on smaller steps are needed, for each size of step
+    decoder: Decoder | None
     for _ in _STEPS:
         budget.take_work(STREAM_COST)
-        out = []
+        out, decoder = [], None
         try:
-            end, is_whole = _decode(new(), data, at, budget, out, failed)
+            decoder = new()
+            end, is_whole = _decode(decoder, data, at, budget, out, failed)
         except _DAMAGED as exc:
             _refuse_limit(exc)
+            if isinstance(decoder, Inflater) and tolerant_inflate.is_tolerated(exc):
+                content = tolerant_inflate.inflate(data, at + decoder.head, budget.take_work)
+                budget.take(len(content))
+                return Decoded(content, len(data), False)
         else:
             return Decoded(b"".join(out), end, is_whole)
     return Decoded(b"".join(out), len(data), False)

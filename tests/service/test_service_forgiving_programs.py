@@ -1,0 +1,120 @@
+"""What archive programs forgive: a damaged or unusual file that one of them opens all the same has to be read here too.
+
+Each program extracts its file first, if it is installed.
+"""
+
+from __future__ import annotations
+
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from bridge.mime.structure import TooMuch
+from bridge.service.analysis.content import tolerant_inflate
+from bridge.service.analysis.content.unpacking import Budget
+from tests.processor_time import fair_cpu_s
+from tests.service.container_kit import deflated, entry, extracted, local, tags, with_directory
+from tests.service.service_kit import EICAR
+
+TEXT = b"An invoice, and one more invoice.\r\n" * 3 + EICAR  # in which nothing is found before it is unpacked
+
+
+# Deflate
+
+ORDER = (16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15)
+
+
+class Bits:
+    def __init__(self) -> None:
+        self.value = self.count = 0
+
+    def add(self, value: int, count: int) -> None:
+        self.value |= value << self.count
+        self.count += count
+
+    def code(self, value: int, count: int) -> None:
+        for place in reversed(range(count)):
+            self.add(value >> place & 1, 1)
+
+    def to_bytes(self) -> bytes:
+        return self.value.to_bytes(-(-self.count // 8), "little")
+
+
+def codes_of(lengths: list[int]) -> dict[int, tuple[int, int]]:
+    found, code, before = {}, 0, 0
+    for length, symbol in sorted((length, symbol) for symbol, length in enumerate(lengths) if length):
+        code <<= length - before
+        found[symbol] = code, length
+        code, before = code + 1, length
+    return found
+
+
+def block(literals: list[int], distances: list[int], *, copies: bool = False, ends: bool = True) -> bytes:
+    """A block with these lengths of codes: the text, perhaps after a copy of three bytes at distance 1."""
+    bits, symbols, places = Bits(), codes_of(literals), codes_of(distances)
+    bits.add(0b101, 3)
+    for value, count in ((len(literals) - 257, 5), (len(distances) - 1, 5), (15, 4)):
+        bits.add(value, count)
+    own = [4] * 16 + [0] * 3
+    for symbol in ORDER:
+        bits.add(own[symbol], 3)
+    for length in literals + distances:
+        bits.code(*codes_of(own)[length])
+    if copies:
+        bits.code(*symbols[257])
+        bits.code(*places[0])
+    for symbol in [*TEXT, 256] if ends else TEXT:
+        bits.code(*symbols[symbol])
+    return bits.to_bytes()
+
+
+COMPLETE = [8] * 255 + [9] * 2
+FORGIVEN = {
+    "288 symbols": (block(COMPLETE + [0] * 31, [0]), "7z", b""),
+    "32 distances": (block(COMPLETE, [0] * 32), "unzip", b""),
+    "symbols without a code": (block([8] * 128 + [9] * 129, [0]), "7z", b""),
+    "distances without a code": (block(COMPLETE, [2, 2, 2]), "7z", b""),
+    "a copy from before the beginning": (block([8] * 254 + [9] * 4, [1, 1], copies=True), "unzip", bytes(3)),
+    "no end of the block": (block([8] * 256 + [0], [0], ends=False), "7z", b""),
+}
+
+
+@pytest.mark.parametrize("name", FORGIVEN)
+def test_deflated_data_that_zlib_refuses_was_not_read(name: str, tmp_path: Path) -> None:
+    """Other programs do, some without a word."""
+    data, program, before = FORGIVEN[name]
+    content = before + TEXT
+    facts = {"method": 8, "crc": zlib.crc32(content), "size": len(content)}
+    archive = with_directory(local(b"a.txt", data, **facts), entry(b"a.txt", packed=len(data), **facts))
+    assert "malware:eicar" in tags(archive, "a.zip")
+    assert "malware:eicar" in tags(b"\x1f\x8b\x08" + bytes(7) + data + bytes(8), "a.gz")
+    assert content in extracted(program, archive, "a.zip", tmp_path).values()
+
+
+@pytest.mark.parametrize("level", [0, 1, 9])
+@pytest.mark.parametrize("strategy", [zlib.Z_DEFAULT_STRATEGY, zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE, zlib.Z_FIXED])
+def test_the_tolerant_decoder_reads_what_zlib_writes(level: int, strategy: int) -> None:
+    content = bytes(range(256)) + TEXT * 3 + bytes(1000) + TEXT[::-1] * 300
+    packer = zlib.compressobj(level, zlib.DEFLATED, -15, 9, strategy)
+    data = packer.compress(content) + packer.flush()
+    assert tolerant_inflate.inflate(b"xx" + data + b"junk", 2, int) == content
+    assert content.startswith(tolerant_inflate.inflate(data[: len(data) // 2], 0, int))
+
+
+HOSTILE = {
+    "empty blocks": (2 | 2 << 10 | 2 << 20 | 2 << 30).to_bytes(5, "little") * 20_000,
+    "empty stored blocks": b"\0\0\0\xff\xff" * 20_000,
+    "symbols": deflated(bytes(range(256)) * 8000)[:100_000],
+    "zeros": deflated(bytes(100_000_000)),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_the_tolerant_decoder_reads_is_bounded(name: str) -> None:
+    def read() -> None:
+        with suppress(TooMuch):
+            tolerant_inflate.inflate(HOSTILE[name], 0, Budget().take_work)
+
+    assert fair_cpu_s(read) < 3
