@@ -5,6 +5,8 @@ Each program extracts its file first, if it is installed.
 
 from __future__ import annotations
 
+import bz2
+import lzma
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -118,3 +120,21 @@ def test_what_the_tolerant_decoder_reads_is_bounded(name: str) -> None:
             tolerant_inflate.inflate(HOSTILE[name], 0, Budget().take_work)
 
     assert fair_cpu_s(read) < 3
+
+
+# Zip
+
+STREAMS = {
+    "bzip2": (12, bz2.compress(b"one " * 9) + bz2.compress(TEXT), "unar"),
+    "xz": (95, lzma.compress(b"one " * 9) + lzma.compress(TEXT), "7z"),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_only_the_first_of_several_streams_in_a_zip_member_was_read(name: str, tmp_path: Path) -> None:
+    method, data, program = STREAMS[name]
+    content = b"one " * 9 + TEXT
+    facts = {"method": method, "crc": zlib.crc32(content), "size": len(content)}
+    archive = with_directory(local(b"a.txt", data, **facts), entry(b"a.txt", packed=len(data), **facts))
+    assert {"malware:eicar"} == tags(archive, "a.zip")
+    assert content in extracted(program, archive, "a.zip", tmp_path).values()

@@ -25,6 +25,7 @@ from bridge.service.analysis.content.unpacking import MAX_MEMBER, BadArchive, Bu
 
 MAX_MEMORY = 128 * 1024 * 1024  # that a decoder may use; `xz -9` needs 65 MiB
 STREAM_COST = 1024  # work, however short a stream is: to create a decoder takes longer than to use it
+BZIP2_MAGIC, XZ_MAGIC = b"BZh", b"\xfd7zXZ"
 _FIRST_PIECE, _MAX_PIECE = 512, 64 * 1024
 _CHUNK = 256 * 1024
 # Bytes into and out of one call; the smaller ones only where larger ones have failed.
@@ -109,6 +110,15 @@ def decode(new: Callable[[], Decoder], data: bytes, at: int, budget: Budget) -> 
         else:
             return Decoded(b"".join(out), end, is_whole)
     return Decoded(b"".join(out), len(data), False)
+
+
+def streams(new: Callable[[], Decoder], magic: bytes, data: bytes, at: int, budget: Budget) -> Iterator[Decoded]:
+    """The one that begins at `at`, and those that follow it, perhaps after zeros: together they form one file."""
+    is_whole = True
+    while is_whole and data.startswith(magic, at):
+        found = decode(new, data, at, budget)
+        yield found
+        is_whole, at = found.is_whole, _after_zeros(data, found.end)
 
 
 _DAMAGED = (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError)
@@ -203,12 +213,12 @@ def _gzip_header(content: bytes, at: int) -> tuple[int, str]:
 
 
 def bzip2_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
-    yield from _streams(bz2.BZ2Decompressor, b"BZh", content, _stems(names, ".bz2", ".bzip2", ".bz"), budget)
+    yield from _file(bz2.BZ2Decompressor, BZIP2_MAGIC, content, _stems(names, ".bz2", ".bzip2", ".bz"), budget)
 
 
 def xz_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
     new = lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_MEMORY)  # noqa: E731
-    for member in _streams(new, b"\xfd7zXZ", content, _stems(names, ".xz"), budget):
+    for member in _file(new, XZ_MAGIC, content, _stems(names, ".xz"), budget):
         yield replace(member, is_disputed=member.is_disputed or not _has_plain_blocks(content))
 
 
@@ -268,20 +278,15 @@ def is_lzma86(content: bytes) -> bool:
     return content[:1] in (b"\0", b"\1") and is_lzma(content[1 : 1 + _LZMA_HEAD])
 
 
-def _streams(
+def _file(
     new: Callable[[], Decoder], magic: bytes, content: bytes, names: tuple[str, ...], budget: Budget
 ) -> Iterator[Member]:
-    """Concatenated streams, with zeros between them, form one file."""
+    """A file of one or more streams."""
     budget.take_member()
-    out, at, is_whole, is_usual = [], 0, True, False
-    while is_whole and content.startswith(magic, at):
-        found = decode(new, content, at, budget)
-        out.append(found.content)
-        is_whole = found.is_whole
-        at = _after_zeros(content, found.end)
-        is_usual = is_whole and len(out) == 1 and found.end == len(content)
-    yield Member(names, b"".join(out), is_disputed=not is_usual)
-    if not is_whole:
+    found = list(streams(new, magic, content, 0, budget))
+    is_usual = len(found) == 1 and found[0].is_whole and found[0].end == len(content)
+    yield Member(names, b"".join(one.content for one in found), is_disputed=not is_usual)
+    if not all(one.is_whole for one in found):
         raise BadArchive
 
 

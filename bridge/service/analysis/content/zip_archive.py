@@ -21,7 +21,15 @@ from itertools import islice
 from typing import NamedTuple
 
 from bridge.mime.structure import TooMuch
-from bridge.service.analysis.content.decompression import MAX_MEMORY, Decoder, Inflater, decode
+from bridge.service.analysis.content.decompression import (
+    BZIP2_MAGIC,
+    MAX_MEMORY,
+    XZ_MAGIC,
+    Decoder,
+    Inflater,
+    decode,
+    streams,
+)
 from bridge.service.analysis.content.unpacking import BadArchive, Budget, Member
 
 _LOCAL = struct.Struct("<4s2xHH8xIIHH")  # flags, method, sizes, lengths of name and extra field
@@ -34,6 +42,7 @@ _STORED, _DEFLATED, _DEFLATED64, _BZIP2, _LZMA, _XZ = 0, 8, 9, 12, 14, 95
 # Shrunk, reduced, imploded, Zstandard, MP3, JPEG, WavPack, PPMd: some programs read them, we do not.
 _UNREAD = frozenset({1, 2, 3, 4, 5, 6, 7, _DEFLATED64, 10, 16, 18, 19, 20, 93, 94, 96, 97, 98})
 _METHODS = _UNREAD | {_STORED, _DEFLATED, _BZIP2, _LZMA, _XZ, 99}
+_STREAMS = {_BZIP2: BZIP2_MAGIC, _XZ: XZ_MAGIC}  # of which a member may have several: some programs read all
 _LATER, _PLAIN_FLAGS = 8, 0x80E  # sizes that follow the data; also how hard it was compressed, and names in UTF-8
 _LIKELY_HEADER = re.compile(rb"PK\x03\x04[\s\S]{4}[\0-\x14\x5d-\x63]\0")  # with a method that exists
 _MAX_DOUBTS = 10_000
@@ -326,16 +335,18 @@ def _stored(content: bytes, place: _Place, budget: Budget) -> Iterator[_Reading]
 
 
 def _decoded(content: bytes, place: _Place, method: int, budget: Budget) -> Iterator[_Reading]:
-    """To the end of the stream, and by each of the sizes that are given: some programs stop there."""
+    """To the end of the stream, or of several, and by each of the sizes that are given: some programs stop there."""
     sizes = {described.size for described in place.descriptions if described.size}
     try:
         new, start = _decoder(content, place.start, method)
     except ValueError:
         return
-    found = decode(new, content, start, budget)
-    data = found.content
-    if data or found.is_whole:  # some streams of LZMA have no end
-        yield _Reading(data, found.is_whole or len(data) in sizes, found.end - place.start)
+    magic = _STREAMS.get(method)
+    found = list(streams(new, magic, content, start, budget)) if magic else [decode(new, content, start, budget)]
+    data = b"".join(one.content for one in found)
+    is_whole = bool(found) and all(one.is_whole for one in found)
+    if data or is_whole:  # some streams of LZMA have no end
+        yield _Reading(data, is_whole or len(data) in sizes, found[-1].end - place.start)
     for size in sizes:
         if size < len(data):
             budget.take(size)
