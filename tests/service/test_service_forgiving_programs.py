@@ -138,3 +138,45 @@ def test_only_the_first_of_several_streams_in_a_zip_member_was_read(name: str, t
     archive = with_directory(local(b"a.txt", data, **facts), entry(b"a.txt", packed=len(data), **facts))
     assert {"malware:eicar"} == tags(archive, "a.zip")
     assert content in extracted(program, archive, "a.zip", tmp_path).values()
+
+
+# LZMA and xz
+
+
+@pytest.mark.parametrize("name", ["a.bin", "a.xz"])
+@pytest.mark.parametrize("facts", ["00000000 ffffffffffffffff", "00008000 ffffff5fffffffff"])
+def test_lzma_data_of_unusual_sizes_was_not_recognised(name: str, facts: str, tmp_path: Path) -> None:
+    """The Unarchiver looks at three bytes."""
+    dictionary, size = facts.split()
+    data = lzma.compress(TEXT, lzma.FORMAT_ALONE)
+    content = data[:1] + bytes.fromhex(dictionary + size) + data[13:]
+    assert "malware:eicar" in tags(content, name)
+    assert TEXT in extracted("unar", content, name, tmp_path).values()
+
+
+def with_wrong_checksums(filters: list[dict[str, int]] | None = None) -> bytes:
+    """In the header of the stream and of each of its two blocks, and after the first block."""
+    one, two = (bytearray(lzma.compress(text, filters=filters)) for text in (b"one " * 9, TEXT))
+    for content in (one, two):
+        head = 12 + 4 * (content[12] + 1)
+        content[8] ^= 1
+        content[head - 1] ^= 1
+    index = len(one) - 12 - 4 * (int.from_bytes(one[-8:-4], "little") + 1)
+    one[index - 1] ^= 1
+    return bytes(one[:index] + two[12:])
+
+
+@pytest.mark.parametrize("name", ["", "x86", "delta"])
+def test_an_xz_file_with_wrong_checksums_was_not_read(name: str, tmp_path: Path) -> None:
+    """The Unarchiver ignores them."""
+    more = {"x86": {"id": lzma.FILTER_X86}, "delta": {"id": lzma.FILTER_DELTA, "dist": 4}}.get(name)
+    filters = [more, {"id": lzma.FILTER_LZMA2, "preset": 6}] if more else None
+    content = with_wrong_checksums(filters)
+    assert {"malware:eicar", "mime:broken-archive"} == tags(content, "a.xz")
+    assert b"one " * 9 + TEXT in extracted("unar", content, "a.xz", tmp_path).values()
+
+
+def test_an_xz_block_that_needs_too_much_memory_is_not_read() -> None:
+    content = bytearray(with_wrong_checksums())
+    content[12 + 4] = 40  # the size of the dictionary: 4 GiB
+    assert "limit:archive-memory" in tags(bytes(content), "a.xz")

@@ -17,6 +17,7 @@ import re
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from bridge.mime.structure import TooMuch
@@ -35,7 +36,9 @@ _STEP_COST = 256  # work for each such call
 _USUAL_FLAGS = 1 | 4 | 8 | 16  # of gzip: text, an extra field, a name, a comment; but no checksum of the header
 _OLDER = (b"\x1f\x9d", b"\x1f\x9e", b"\x1f\xa0", b"\x1f\x1e")  # what `gunzip` reads too: compress, LZH, pack
 _LZMA_HEAD = 14  # bytes
+_LZMA_DEFAULT = b"]\0\0"  # the usual parameters: enough for The Unarchiver, whatever the sizes are
 _XZ_START, _XZ_END = 12, 12  # bytes around the blocks and the index
+_XZ_CHECKS = (0, *(4,) * 3, *(8,) * 3, *(16,) * 3, *(32,) * 3, *(64,) * 3)  # bytes after a block, by the kind
 _MANY_BLOCKS = 1000  # `xz` writes one for 24 MiB or more, unless it is told otherwise
 _MAX_INDEX = 20 * _MANY_BLOCKS  # bytes: two numbers for each block
 _NOT_ZERO = re.compile(rb"[^\0]")
@@ -218,8 +221,51 @@ def bzip2_members(content: bytes, names: Collection[str], budget: Budget) -> Ite
 
 def xz_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
     new = lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_MEMORY)  # noqa: E731
-    for member in _file(new, XZ_MAGIC, content, _stems(names, ".xz"), budget):
-        yield replace(member, is_disputed=member.is_disputed or not _has_plain_blocks(content))
+    try:
+        for member in _file(new, XZ_MAGIC, content, _stems(names, ".xz"), budget):
+            yield replace(member, is_disputed=member.is_disputed or not _has_plain_blocks(content))
+    except BadArchive:
+        yield Member(_stems(names, ".xz"), b"".join(_xz_blocks(content, budget)), is_disputed=True)
+        raise
+
+
+def _xz_blocks(content: bytes, budget: Budget) -> Iterator[bytes]:
+    """Those of the first stream, whatever its checksums are: The Unarchiver ignores them."""
+    at = _XZ_START
+    while content[at : at + 1] not in (b"", b"\0"):  # the index
+        start = at + 4 * (content[at] + 1)
+        if start > len(content):
+            return
+        filters = _xz_filters(content[at + 1 : start - 4])
+        found = decode(partial(lzma.LZMADecompressor, lzma.FORMAT_RAW, None, filters), content, start, budget)
+        yield found.content
+        if not found.is_whole:
+            return
+        at = start + (found.end - start + 3) // 4 * 4 + _XZ_CHECKS[content[7] & 15]
+
+
+def _xz_filters(head: bytes) -> list[dict[str, int]]:
+    """What has to be undone, the last one first. Raises TooMuch."""
+    sizes = (head[0] >> 7) + (head[0] >> 6 & 1)  # one for each of these bits
+    rest = re.sub(rb"\A(?:[\x80-\xff]*.){%d}" % sizes, b"", head[1:], flags=re.DOTALL)
+    found = []
+    for _ in range(1 + (head[0] & 3)):
+        kind, length = rest[:1] or b"\0", int.from_bytes(rest[1:2], "little")
+        found.append(_xz_filter(kind[0], rest[2 : 2 + length]))
+        rest = rest[2 + length :]
+    return found
+
+
+def _xz_filter(kind: int, properties: bytes) -> dict[str, int]:
+    number = int.from_bytes(properties[:4], "little")
+    if kind == lzma.FILTER_LZMA2:
+        size = (2 | number & 1) << (min(number, 40) // 2 + 11)
+        if size > MAX_MEMORY:
+            raise TooMuch("archive-memory")
+        return {"id": kind, "dict_size": size}
+    if kind == lzma.FILTER_DELTA:
+        return {"id": kind, "dist": 1 + number % 256}
+    return {"id": kind, "start_offset": number}
 
 
 def _has_plain_blocks(content: bytes) -> bool:
@@ -264,9 +310,11 @@ def new_lzma() -> Decoder:
 
 
 def is_lzma(content: bytes) -> bool:
-    """By the rules of 7-Zip, because the format has no magic number; those of liblzma are stricter."""
+    """As 7-Zip and The Unarchiver: the format has no magic number. The rules of liblzma are stricter."""
     if len(content) < 14 or content[0] >= 225 or content[13] != 0:
         return False
+    if content.startswith(_LZMA_DEFAULT):
+        return True
     dictionary, size = int.from_bytes(content[1:5], "little"), int.from_bytes(content[5:13], "little")
     lowest_bit = dictionary & -dictionary
     is_usual = dictionary >= 4 and dictionary in (lowest_bit, 3 * lowest_bit, 2**32 - 1)
