@@ -16,7 +16,8 @@ TAG_SCORES: dict[str, float] = {
     "mime:encrypted-archive": 4.0,
     "mime:macro": 4.0,
     "mime:nested-archive": 1.0,
-    "mime:broken-archive": 2.0,
+    "mime:broken-archive": 8.0,  # other programs may read more of it
+    "mime:broken-container": 2.0,  # most are of Outlook itself, or cut off
     "mime:unopened-archive": 2.0,
     "document:encrypted": 2.0,
     "document:not-read": 4.0,

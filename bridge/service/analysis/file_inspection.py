@@ -55,7 +55,7 @@ SHOWN_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1
 
 # What a damaged file gets, as nearly every file is with other line ends; and a piece of one that its name misdescribes.
 _UNREAD = frozenset({"document:not-read", "mime:unopened-archive"})
-_DAMAGED = _UNREAD | {"mime:broken-archive"}
+_DAMAGED = _UNREAD | {"mime:broken-archive", "mime:broken-container"}
 
 See = Callable[[bytes, Collection[str], bool, str | None], None]
 
@@ -215,7 +215,7 @@ class FileInspector(ABC):
                 is_empty = is_empty and not (member.content or member.encrypted)
         except BadArchive:
             if is_certain:
-                self.found.tags.add("mime:broken-archive")
+                self.found.tags.add("mime:broken-container" if kind == "tnef" else "mime:broken-archive")
             return True
         return is_empty
 
@@ -367,7 +367,7 @@ class FileInspector(ABC):
                         if message:
                             self.signed_message(message, stems, nesting)
         except smime.BadStructure:
-            self.found.tags.add("mime:broken-archive")
+            self.found.tags.add("mime:broken-container")
 
     def signed_message(self, message: bytes, stems: Collection[str], nesting: int) -> None:
         self.show(message, ())

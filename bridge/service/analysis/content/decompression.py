@@ -1,9 +1,10 @@
 """Compressed files: gzip, bzip2, xz and lzma, and the decoder that zip files and S/MIME use too.
 
 The decoders of the standard library discard what they produced in the call that fails; other programs keep it,
-so it is decoded again, and from the failed call on in smaller and smaller steps; or more tolerantly, if zlib refuses
-what others read. Input is passed in pieces that grow, because a decoder copies what it does not need, and a file may
-consist of many thousands of streams.
+so it is decoded again, and from the failed call on in smaller and smaller steps. Input is passed in pieces that
+grow, because a decoder copies what it does not need, and a file may consist of many thousands of streams. Other
+programs still read more of some damaged data (7-Zip and unzip ignore mistakes in the codes of deflate, The Unarchiver
+the checksums of xz), so a mail with a damaged file is not delivered by default (`default_scores`).
 
 Engines that look for malware may stop at damage, or after the first stream, as ClamAV does with bzip2: only a file
 that is one whole stream is certainly read by all.
@@ -17,11 +18,9 @@ import re
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol
 
 from bridge.mime.structure import TooMuch
-from bridge.service.analysis.content import tolerant_inflate
 from bridge.service.analysis.content.unpacking import MAX_MEMBER, BadArchive, Budget, Member
 
 MAX_MEMORY = 128 * 1024 * 1024  # that a decoder may use; `xz -9` needs 65 MiB
@@ -38,7 +37,6 @@ _OLDER = (b"\x1f\x9d", b"\x1f\x9e", b"\x1f\xa0", b"\x1f\x1e")  # what `gunzip` r
 _LZMA_HEAD = 14  # bytes
 _LZMA_DEFAULT = b"]\0\0"  # the usual parameters: enough for The Unarchiver, whatever the sizes are
 _XZ_START, _XZ_END = 12, 12  # bytes around the blocks and the index
-_XZ_CHECKS = (0, *(4,) * 3, *(8,) * 3, *(16,) * 3, *(32,) * 3, *(64,) * 3)  # bytes after a block, by the kind
 _MANY_BLOCKS = 1000  # `xz` writes one for 24 MiB or more, unless it is told otherwise
 _MAX_INDEX = 20 * _MANY_BLOCKS  # bytes: two numbers for each block
 _NOT_ZERO = re.compile(rb"[^\0]")
@@ -61,7 +59,6 @@ class Inflater:
 
     def __init__(self, wbits: int = -15) -> None:
         self._decoder = zlib.decompressobj(wbits)
-        self.head = 2 if wbits > 0 else 0  # bytes before the stream itself
         self._data, self._at = b"", 0
         self.needs_input = True
 
@@ -97,19 +94,13 @@ def decode(new: Callable[[], Decoder], data: bytes, at: int, budget: Budget) -> 
     """One stream that begins at `at`. Raises TooMuch."""
     out: list[bytes] = []
     failed: list[int] = []  # the call from which on smaller steps are needed, for each size of step
-    decoder: Decoder | None
     for _ in _STEPS:
         budget.take_work(STREAM_COST)
-        out, decoder = [], None
+        out = []
         try:
-            decoder = new()
-            end, is_whole = _decode(decoder, data, at, budget, out, failed)
+            end, is_whole = _decode(new(), data, at, budget, out, failed)
         except _DAMAGED as exc:
             _refuse_limit(exc)
-            if isinstance(decoder, Inflater) and tolerant_inflate.is_tolerated(exc):
-                content = tolerant_inflate.inflate(data, at + decoder.head, budget.take_work)
-                budget.take(len(content))
-                return Decoded(content, len(data), False)
         else:
             return Decoded(b"".join(out), end, is_whole)
     return Decoded(b"".join(out), len(data), False)
@@ -221,51 +212,8 @@ def bzip2_members(content: bytes, names: Collection[str], budget: Budget) -> Ite
 
 def xz_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
     new = lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_MEMORY)  # noqa: E731
-    try:
-        for member in _file(new, XZ_MAGIC, content, _stems(names, ".xz"), budget):
-            yield replace(member, is_disputed=member.is_disputed or not _has_plain_blocks(content))
-    except BadArchive:
-        yield Member(_stems(names, ".xz"), b"".join(_xz_blocks(content, budget)), is_disputed=True)
-        raise
-
-
-def _xz_blocks(content: bytes, budget: Budget) -> Iterator[bytes]:
-    """Those of the first stream, whatever its checksums are: The Unarchiver ignores them."""
-    at = _XZ_START
-    while content[at : at + 1] not in (b"", b"\0"):  # the index
-        start = at + 4 * (content[at] + 1)
-        if start > len(content):
-            return
-        filters = _xz_filters(content[at + 1 : start - 4])
-        found = decode(partial(lzma.LZMADecompressor, lzma.FORMAT_RAW, None, filters), content, start, budget)
-        yield found.content
-        if not found.is_whole:
-            return
-        at = start + (found.end - start + 3) // 4 * 4 + _XZ_CHECKS[content[7] & 15]
-
-
-def _xz_filters(head: bytes) -> list[dict[str, int]]:
-    """What has to be undone, the last one first. Raises TooMuch."""
-    sizes = (head[0] >> 7) + (head[0] >> 6 & 1)  # one for each of these bits
-    rest = re.sub(rb"\A(?:[\x80-\xff]*.){%d}" % sizes, b"", head[1:], flags=re.DOTALL)
-    found = []
-    for _ in range(1 + (head[0] & 3)):
-        kind, length = rest[:1] or b"\0", int.from_bytes(rest[1:2], "little")
-        found.append(_xz_filter(kind[0], rest[2 : 2 + length]))
-        rest = rest[2 + length :]
-    return found
-
-
-def _xz_filter(kind: int, properties: bytes) -> dict[str, int]:
-    number = int.from_bytes(properties[:4], "little")
-    if kind == lzma.FILTER_LZMA2:
-        size = (2 | number & 1) << (min(number, 40) // 2 + 11)
-        if size > MAX_MEMORY:
-            raise TooMuch("archive-memory")
-        return {"id": kind, "dict_size": size}
-    if kind == lzma.FILTER_DELTA:
-        return {"id": kind, "dist": 1 + number % 256}
-    return {"id": kind, "start_offset": number}
+    for member in _file(new, XZ_MAGIC, content, _stems(names, ".xz"), budget):
+        yield replace(member, is_disputed=member.is_disputed or not _has_plain_blocks(content))
 
 
 def _has_plain_blocks(content: bytes) -> bool:
