@@ -6,13 +6,17 @@ Each program extracts its file first, if it is installed.
 from __future__ import annotations
 
 import bz2
+import gzip
+import io
 import lzma
+import tarfile
+import zipfile
 import zlib
 from pathlib import Path
 
 import pytest
 
-from tests.service.container_kit import decision, entry, extracted, local, tags, with_directory
+from tests.service.container_kit import decision, entry, extracted, local, tags, tarred, with_directory
 from tests.service.service_kit import EICAR
 
 TEXT = b"An invoice, and one more invoice.\r\n" * 3 + EICAR  # in which nothing is found before it is unpacked
@@ -106,6 +110,60 @@ def test_only_the_first_of_several_streams_in_a_zip_member_was_read(name: str, t
     archive = with_directory(local(b"a.txt", data, **facts), entry(b"a.txt", packed=len(data), **facts))
     assert {"malware:eicar"} == tags(archive, "a.zip")
     assert content in extracted(program, archive, "a.zip", tmp_path).values()
+
+
+# An archive behind another one that 7-Zip refuses
+
+HARMLESS = b"harmless"
+FACTS = {"method": 0, "crc": zlib.crc32(HARMLESS), "size": len(HARMLESS)}
+
+
+def zip_behind(beginning: bytes, *entries: bytes) -> bytes:
+    """A valid file in a zip file that begins with something else."""
+    header, listed = local(b"a.txt", HARMLESS, **FACTS), entry(b"a.txt", packed=8, offset=len(beginning), **FACTS)
+    return with_directory(beginning + header, *entries, listed)
+
+
+def tar_with(at: int, value: bytes) -> bytes:
+    header = bytearray(tarred(("a.txt", tarfile.REGTYPE, HARMLESS))[:1024])
+    header[at : at + len(value)] = value
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header[:512])
+    return bytes(header)
+
+
+HIDDEN = gzip.compress(TEXT)
+SHORT = gzip.compress(HARMLESS)
+LONG = local(b"b.txt", HARMLESS, **FACTS)[:28] + b"\xff\x7f" + b"b.txt" + HARMLESS  # the length of its extra field
+UNKNOWN = local(b"b.txt", HARMLESS, **FACTS | {"method": 0x200})
+REFUSED = {
+    "an extra field that is too long": zip_behind(LONG + HIDDEN),
+    "such a field, and the file is listed": zip_behind(LONG + HIDDEN, entry(b"b.txt", packed=8, **FACTS)),
+    "a method that is unknown": zip_behind(UNKNOWN + HIDDEN, entry(b"b.txt", packed=8, **FACTS)),
+    "the end of a directory": zip_behind(b"PK\5\6" + HIDDEN),
+    "reserved flags of gzip": SHORT[:3] + b"\x20" + SHORT[4:] + lzma.compress(TEXT),
+    "a wrong extra field of gzip": SHORT[:3] + b"\4" + SHORT[4:10] + b"\1\0a" + SHORT[10:] + lzma.compress(TEXT),
+    "letters for a number in a tar file": tar_with(136, b"zzzzzzzzzzzz") + HIDDEN,
+    "a number without digits": tar_with(329, b" \0\0\0\0\0\0\0") + HIDDEN,
+    "an announcement of nothing": tar_with(156, b"x") + HIDDEN,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_archive_behind_one_that_is_refused_was_not_found(name: str, tmp_path: Path) -> None:
+    """We could open the one at the beginning, and looked no further; 7-Zip could not, and opened the other one."""
+    assert "malware:eicar" in tags(REFUSED[name], "a.bin")
+    assert TEXT in extracted("7z", REFUSED[name], "a.bin", tmp_path).values()
+
+
+def test_a_plain_archive_of_many_archives_is_opened_once() -> None:
+    parts = [(f"{number}.gz", gzip.compress(b"log %d" % number)) for number in range(30)]
+    stored = io.BytesIO()
+    with zipfile.ZipFile(stored, "w") as archive:
+        for part in parts:
+            archive.writestr(*part)
+    for content in (stored.getvalue(), tarred(*((name, tarfile.REGTYPE, data) for name, data in parts))):
+        assert tags(content) == {"mime:nested-archive"}
 
 
 # LZMA and xz

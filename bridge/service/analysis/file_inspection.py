@@ -147,8 +147,8 @@ class FileInspector(ABC):
         is_doubtful, is_opened = False, False
         kinds = archives.kinds_of(content, names)
         for number, kind in enumerate(kinds):
-            is_empty = self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
-            is_doubtful, is_opened = is_doubtful or is_empty, is_opened or not is_empty
+            may_be_other = self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
+            is_doubtful, is_opened = is_doubtful or may_be_other, is_opened or not may_be_other
         if not is_opened and archives.is_only_guessed(kinds, names):
             self.found.tags.add("mime:unopened-archive")
         for kind in archives.behind(content) if is_doubtful else ():  # programs then look for another one in it
@@ -208,16 +208,17 @@ class FileInspector(ABC):
         if nesting >= self.budget.depth:
             raise TooMuch("archive-depth")
         around = OFFICE_FILE if kind == "zip" and CONTENT_TYPES in content.lower() else kind
-        is_empty = True
+        is_empty, is_broken = True, False
         try:
             for member in archives.members(content, kind, names, self.budget):
                 self.member(member, around, nesting)
                 is_empty = is_empty and not (member.content or member.encrypted)
+                is_broken |= member.broken
         except BadArchive:
             if is_certain:
                 self.found.tags.add("mime:broken-container" if kind == "tnef" else "mime:broken-archive")
             return True
-        return is_empty
+        return is_empty or is_broken
 
     def member(self, member: archives.Member, kind: str, nesting: int) -> None:
         content = member.content

@@ -15,6 +15,7 @@ from bridge.service.analysis.content import more_archives
 from bridge.service.analysis.content.apple_files import apple_members, is_apple_file
 from bridge.service.analysis.content.buried_archives import buried_members, has_buried
 from bridge.service.analysis.content.decompression import (
+    begins_as_plain_gzip,
     bzip2_members,
     gzip_members,
     is_lzma,
@@ -25,11 +26,11 @@ from bridge.service.analysis.content.decompression import (
 from bridge.service.analysis.content.file_types import IMAGE, MEDIA, extensions_of, family_of, named_family
 from bridge.service.analysis.content.openpgp import BEGIN as OPENPGP
 from bridge.service.analysis.content.openpgp import is_message, openpgp_members
-from bridge.service.analysis.content.tar_archive import is_tar, tar_members
+from bridge.service.analysis.content.tar_archive import begins_as_plain_tar, is_tar, tar_members
 from bridge.service.analysis.content.tnef import MAGIC as TNEF
 from bridge.service.analysis.content.tnef import tnef_members
 from bridge.service.analysis.content.unpacking import BadArchive, Budget, Member
-from bridge.service.analysis.content.zip_archive import has_zip_member, zip_members
+from bridge.service.analysis.content.zip_archive import begins_as_plain_zip, has_zip_member, zip_members
 
 __all__ = ["BadArchive", "Budget", "Member", "has_zip_member"]
 
@@ -98,7 +99,6 @@ _OTHER_BEGINNING = re.compile(
 )
 _DISK = re.compile(rb"BEA01|NSR0|CDROM")
 _DISK_AT = 0x8001
-_OWN_BEGINNINGS = (b"PK\x03\x04", b"PK\x05\x06", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
 _DISK_END = (b"conectix", b"koly")  # in the last 512 bytes
 _UNOPENED = """
     7z 001 aar ace aea alz apfs ar arc arj br cab cpio deb dmg egg esd hfs img iso lha lrz lz lz4 lzfse lzh lzma86 lzo
@@ -148,14 +148,28 @@ def kinds_of(content: bytes, names: Collection[str]) -> list[str]:
         kinds.append("openpgp")
     if is_apple_file(content):
         kinds.append("apple")
-    # Archive programs search for the start of these, whatever precedes it, unless that is an archive itself.
-    begins_with_own = "tar" in kinds or content.startswith(_OWN_BEGINNINGS)
+    # Archive programs search for the start of these, whatever precedes it, unless they open that as an archive.
+    begins_with_own = _PLAIN_BEGINNINGS.get(kinds[0], _is_never_plain)(content)
     others = more_archives.MARKED if _is_only_picture(content, names) else _BEHIND
     kinds += behind(content, suffixes if begins_with_own else others)
     if content and not any(kinds):
         kinds += suffixes & _UNOPENED_NAMES
         kinds += ["unknown"] if suffixes & _OWN_NAMES else []
     return [kind for kind in dict.fromkeys(kinds) if kind]
+
+
+def _is_never_plain(_content: bytes) -> bool:
+    return False
+
+
+# Whether every archive program opens a file of this kind at its beginning; ours open more.
+_PLAIN_BEGINNINGS: dict[str, Callable[[bytes], bool]] = {
+    "zip": begins_as_plain_zip,
+    "tar": begins_as_plain_tar,
+    "gzip": begins_as_plain_gzip,
+    "bzip2": bool,
+    "xz": bool,
+}
 
 
 def is_only_guessed(kinds: Collection[str], names: Collection[str]) -> bool:

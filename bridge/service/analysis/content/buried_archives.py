@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import islice
 
-from bridge.service.analysis.content.decompression import bzip2_members, gzip_members, xz_members
+from bridge.service.analysis.content.decompression import GZIP_LEVELS, bzip2_members, gzip_members, xz_members
 from bridge.service.analysis.content.tar_archive import is_header, tar_members
 from bridge.service.analysis.content.unpacking import UNOPENED, BadArchive, Budget, Member
 
@@ -21,7 +21,6 @@ _PLACE_WORK = 4096
 _MARK_WORK = 256  # for each mark, whatever is around it
 _FEW = 100  # marks that are looked at without a budget
 _NO_FLAGS = 0xE0  # of gzip: these are reserved
-_LEVELS = (0, 2, 4)  # of gzip: 7-Zip opens no other
 _NOT_PLAIN = re.compile("[^ -~]")
 
 _Opener = Callable[[bytes, Collection[str], Budget], Iterator[Member]]
@@ -88,7 +87,7 @@ def _marks(content: bytes) -> Iterator[tuple[int, _Opener]]:
 def _is_likely(content: bytes, at: int, opener: _Opener) -> bool:
     """The marks of gzip and tar are short, and may be an accident."""
     if opener is _gzip_members:
-        return at + 9 < len(content) and not content[at + 3] & _NO_FLAGS and content[at + 8] in _LEVELS
+        return at + 9 < len(content) and not content[at + 3] & _NO_FLAGS and content[at + 8 : at + 9] in GZIP_LEVELS
     if opener is bzip2_members:
         return content.startswith(b"BZh", at)
     return opener is not tar_members or is_header(content, at)

@@ -32,6 +32,8 @@ _CHUNK = 256 * 1024
 _STEPS = ((_MAX_PIECE, _CHUNK), (256, _CHUNK), (1, _CHUNK), (1, 512), (1, 1))
 _ONE_BYTE_IN = 2  # the first of them with a single byte
 _STEP_COST = 256  # work for each such call
+_GZIP_NAME = 256  # where a name of usual length ends
+GZIP_LEVELS = (b"\0", b"\2", b"\4")  # 7-Zip opens no other
 _USUAL_FLAGS = 1 | 4 | 8 | 16  # of gzip: text, an extra field, a name, a comment; but no checksum of the header
 _OLDER = (b"\x1f\x9d", b"\x1f\x9e", b"\x1f\xa0", b"\x1f\x1e")  # what `gunzip` reads too: compress, LZH, pack
 _LZMA_HEAD = 14  # bytes
@@ -192,6 +194,12 @@ def gzip_members(content: bytes, names: Collection[str], budget: Budget) -> Iter
 
 def _has_usual_header(content: bytes) -> bool:
     return content[2:3] == b"\x08" and not content[3] & ~_USUAL_FLAGS
+
+
+def begins_as_plain_gzip(content: bytes) -> bool:
+    """Whether all programs accept the header: at most a name of usual length follows its ten bytes."""
+    is_named = content[3:4] == b"\x08" and content.find(b"\0", 10, _GZIP_NAME) >= 0
+    return content[2:3] == b"\x08" and content[8:9] in GZIP_LEVELS and (is_named or content[3:4] == b"\0")
 
 
 def _gzip_header(content: bytes, at: int) -> tuple[int, str]:

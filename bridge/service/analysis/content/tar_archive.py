@@ -30,6 +30,7 @@ _PATHS = re.compile(rb"(?:(?<!\d)(\d{1,9})[ \t])?\b(?:path|GNU\.sparse\.name)=")
 _SIZES = re.compile(rb"\bsize=[ \t+]*0*(\d{1,18})")
 _PATH_COST = 10  # work for each byte of a name that a record may have
 _SIZE_COST = 256  # work for each size that a member may have
+_PLAIN_NUMBER = re.compile(rb" *[0-7]+[ \0]*|\0*")
 _PLAIN_SIZE = re.compile(rb"[0-7]{11}[ \0]")
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _PLAIN_TYPES = (b"0", b"\0")
@@ -57,6 +58,13 @@ def is_tar(content: bytes, *, is_unknown: bool = False) -> bool:
             return True
         at = letters.find(b"u", at + 1)
     return False
+
+
+def begins_as_plain_tar(content: bytes) -> bool:
+    """Whether the first header is that of a plain file: programs refuse unusual ones, and look for another archive."""
+    numbers = *(content[at : at + 8] for at in (100, 108, 116, 329, 337)), content[124:136], content[136:148]
+    is_plain = content[156:157] in (*_PLAIN_TYPES, _DIRECTORY) and all(map(_PLAIN_NUMBER.fullmatch, numbers))
+    return is_plain and is_header(content, 0, at_least=_SMALLEST_SUM)
 
 
 def is_header(content: bytes, at: int, at_least: int = 0) -> bool:

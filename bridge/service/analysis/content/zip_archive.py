@@ -112,6 +112,19 @@ def has_zip_member(content: bytes) -> bool:
     return next(found, None) is not None  # there are so many that only opening it can tell
 
 
+def begins_as_plain_zip(content: bytes) -> bool:
+    """Whether the directory lists a file at the very beginning, and the header there says the same."""
+    for at in _plain_entries(content):
+        _, flags, method, packed, _, name_length, _, _, offset = _CENTRAL.unpack_from(content, at)
+        if offset == 0:
+            _, *said, extra_length = _LOCAL.unpack_from(content)
+            name = content[at + _CENTRAL.size : at + _CENTRAL.size + name_length]
+            is_same = (said[0], said[1], said[4]) == (flags, method, name_length)
+            is_same &= content.startswith(name, _LOCAL.size) and b"\0" not in name
+            return is_same and _LOCAL.size + name_length + extra_length + packed <= at
+    return False
+
+
 def zip_members(content: bytes, _given: Collection[str], budget: Budget) -> Iterator[Member]:
     if content.count(_ENTRY) > budget.members:
         raise TooMuch("archive-members")
