@@ -6,4 +6,4 @@ transaction, `filter` admits it and decides, `scanner` asks the service, `relay`
 and `cli` has the commands.
 """
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
