@@ -56,7 +56,7 @@ relay:
   [workers and reload](../operate/workers.md#reload).
 - `scanbridge config show` prints the effective configuration, `scanbridge config schema` prints a JSON Schema for
   editors, and `scanbridge check` [tests the configuration](../operate/going-live.md).
-- The scanning service has its own file: [the scanning service](../operate/service.md#configuration).
+- The scanning service has its own configuration file, described on [its page](../operate/service.md#configuration).
 
 In the "default" column, **required** means that the key has no default and must be given, **one of them** means that
 one of these keys must be given, and "see section" means that the keys of that section have their own defaults.

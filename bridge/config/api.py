@@ -26,7 +26,7 @@ class ApiToken(Section):
 class Api(Section):
     tokens: list[ApiToken] = Field(
         [],
-        description="Tokens with which programs may [query the history over HTTP](../operate/history-over-http.md). "
+        description="Tokens that programs can use to [query the history over HTTP](../operate/history-over-http.md). "
         "If there are none, every request is refused.",
     )
 

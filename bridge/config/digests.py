@@ -165,7 +165,7 @@ class Digests(Section):
     notify: list[MailAddress] = Field(
         [], description="Addresses that are notified when a user's request is waiting for a releaser."
     )
-    link_validity: Duration = Field(14 * 86400.0, ge=3600, description="How long links in a digest work.")
+    link_validity: Duration = Field(14 * 86400.0, ge=3600, description="How long links in a digest remain valid.")
     key_file: SecretFile | None = Field(
         None,
         description="File that contains the keys that sign links, one per line, the newest first. "

@@ -132,5 +132,5 @@ class Spool(Section):
         "that is still being received moves to the file at three quarters of this size.",
     )
     directory: str | None = Field(
-        None, description="Directory of the temporary files. Default: the system's temporary directory."
+        None, description="Directory for temporary files. Default: the system's temporary directory."
     )

@@ -62,8 +62,8 @@ class TenantRelay(NextHops, Section):
 class Route(NextHops, Section):
     recipient_domains: list[DomainField] = Field(
         min_length=1,
-        description="Mail to recipients in these domains, which may be written in any form, goes to this route's "
-        "next hop.",
+        description="Mail to recipients in these domains goes to this route's next hop. They may be written in "
+        "Unicode or as `xn--`.",
     )
 
 
