@@ -48,7 +48,7 @@ from bridge.filter.policy import (
 )
 from bridge.filter.released import ReleasedMail
 from bridge.filter.scan_request import request_for
-from bridge.filter.scan_slots import Slot, Slots
+from bridge.filter.scan_slots import Slots
 from bridge.filter.split_by_tenant import process_split, recipients_by_tenant
 from bridge.mail.action import Action
 from bridge.mail.address import domain_of, has_certain_domain
@@ -445,9 +445,7 @@ class Filter:
         trace_header = b"" if record.trace is None else record.trace.header
         asked: list[str] = []  # not a method of the record: an error's frames would keep it alive
         try:
-            with Slot(self._slots, record) as slot:
-                if slot.delay_s:
-                    await slot.throttle(deadline)
+            async with self._slots.slot(record, deadline):
                 return await self._scanner.submit(
                     request_for(tx, record.tenant), tx.message, deadline, late is not None, trace_header, asked.append
                 )

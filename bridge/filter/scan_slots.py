@@ -49,6 +49,10 @@ class Slots:
         admission = self._admission
         return admission.is_full or (self._limit is not None and admission.in_processing >= self._limit.current)
 
+    def slot(self, record: Record, deadline: float) -> Slot:
+        """For `async with`, around the scan of this mail."""
+        return Slot(self, record, deadline)
+
     def enter(self) -> float:
         """Take a slot; returns the throttle's delay in seconds. Raises Saturated."""
         if self._scanner.is_saturated():
@@ -80,46 +84,44 @@ class Slot:
     """Holds a slot while its block runs, and records the times of waiting and scanning.
 
     If the scan continues after the block (`ScanGoesOn`), the slot belongs to it, and `Slots.leave` is called when
-    it has ended. If `delay_s` is not 0, the block begins with `throttle`.
+    it has ended.
     """
 
-    __slots__ = ("_began_among", "_record", "_slots", "delay_s")
+    __slots__ = ("_began_among", "_deadline", "_record", "_slots")
 
-    def __init__(self, slots: Slots, record: Record) -> None:
+    def __init__(self, slots: Slots, record: Record, deadline: float) -> None:
         self._slots = slots
         self._record = record
+        self._deadline = deadline
         self._began_among = 0
-        self.delay_s = 0.0
 
-    def __enter__(self) -> Slot:
-        """Raises Saturated."""
-        self.delay_s = self._slots.enter()
-        if not self.delay_s:
-            self._begin()
-        return self
-
-    def _begin(self) -> None:
+    async def __aenter__(self) -> None:
+        delay_s = self._slots.enter()
+        if delay_s:
+            try:
+                await self._throttle(delay_s)
+            except BaseException:
+                self._slots.leave()
+                raise
         if self._slots.is_adaptive:
             self._began_among = self._slots.in_processing
         self._record.scan_at = monotonic()
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        slots, record = self._slots, self._record
+        record = self._record
+        record.scan_s = monotonic() - record.scan_at
         if not isinstance(error, ScanGoesOn):
-            slots.leave()
-        if record.scan_at:  # else the client went away in the throttle
-            record.scan_s = monotonic() - record.scan_at
-            if slots.is_adaptive:
-                slots.learn(error, record.scan_s, self._began_among)
+            self._slots.leave()
+        if self._slots.is_adaptive:
+            self._slots.learn(error, record.scan_s, self._began_among)
 
-    async def throttle(self, deadline: float) -> None:
+    async def _throttle(self, delay_s: float) -> None:
         """Wait, but not beyond the deadline: answering the client in time comes before sparing the scanner."""
         record = self._record
         record.wait_at = monotonic()
         try:
-            await asyncio.sleep(min(self.delay_s, max(deadline - record.wait_at, 0.0)))
+            await asyncio.sleep(min(delay_s, max(self._deadline - record.wait_at, 0.0)))
         finally:
             record.wait_s = monotonic() - record.wait_at
-        self._begin()
