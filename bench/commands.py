@@ -105,7 +105,7 @@ def page(found: list[Start], rounds: int, load: float) -> str:
     return f"""# How quickly commands start
 
 `make bench-commands` starts each command {rounds} times as a new process, one command after another in each round, and compares it with the start of Python itself.
-The limits: help and completion {HELP_MS} ms, `status` {STATUS_MS} ms more.
+The limits are {HELP_MS} ms for help and completion, and {STATUS_MS} ms more for `status`.
 A test counts the modules that each command imports (`tests/cli/test_cli_imports.py`, `tests/cli/test_cli_imports_of_each.py`): unlike these times, that number does not depend on the machine.
 
 This run: Python {platform.python_version()}, {os.cpu_count()} cores, load average {load:.1f} from other work at its start.

@@ -173,7 +173,7 @@ Both are killed with `kill -9` three times; the fourth time, they finish.
 - People who got two: {twice:,}.
 - People whose digest did not arrive, because it was being sent when a process was killed: {missing:,}.
 - People whose next digest, a day later at the earliest, lists the same mail again: {later:,}.
-  The kill left it unknown whether their first digest had arrived.
+  Because of the kill, it is unknown whether their first digest arrived.
 - Sent: {sink.size / 1e9:,.2f} GB.
 
 The first run also reads the quarantine's index once.

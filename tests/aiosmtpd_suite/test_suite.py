@@ -101,10 +101,10 @@ these passes. This page is generated from `tests/aiosmtpd_suite/known.toml`.
 RAW = """\
 ## With enhanced status codes compared
 
-All our replies carry an enhanced status code (`250 2.1.0 OK`), most of aiosmtpd's do not (`250 OK`). The
-plugin `swap.py` makes the test client's replies compare equal with and without it, because this difference
-would hide all others. With `SUITE_RAW=1`, which only swaps the class, {count} more tests fail, all for one
-reason: {reason}.
+All our replies carry an enhanced status code (`250 2.1.0 OK`); most of aiosmtpd's do not (`250 OK`). With the
+plugin `swap.py`, replies that the test client receives compare equal with and without this code, because this
+difference would otherwise hide all others. With `SUITE_RAW=1`, which only swaps the class, {count} more tests fail,
+all for one reason: {reason}.
 """
 
 
