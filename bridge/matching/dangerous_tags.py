@@ -1,4 +1,4 @@
-"""Tags of mail that a recipient's entry must never deliver: dangerous, forged, or not inspected completely.
+"""Tags of mail that no recipient's entry may get delivered: dangerous, forged, or not inspected completely.
 
 The bridge and the service ask the same question. The names are those of our service; a vendor's tags are recognised by
 their words. If this is wrong, a person who trusts a sender gets malware in that sender's name.

@@ -30,7 +30,7 @@ def address(text: str) -> str:
 
 
 def recipient_spellings(text: str) -> tuple[str, ...]:
-    """The spellings of a recipient, each as `address` returns it: every mail server that may follow has its own."""
+    """The spellings of a recipient, each as `address` returns it: mail servers that may follow use different ones."""
     return spellings_of_recipient(text) if domain_of(text) else ()
 
 
@@ -47,7 +47,7 @@ def find_address(category: str, words: Container[str], text: str) -> str | None:
 
 
 def entries_about(category: str, text: str) -> Iterator[str]:
-    """All entries that `find_address` looks up, the most specific first: for those who look them up several times."""
+    """All entries that `find_address` looks up, the most specific first: for callers with several lookups."""
     if category == SENDER and text:
         yield text
     mark = "@" if category == SENDER else ""

@@ -40,7 +40,7 @@ def normalise(category: str, entry: str) -> str:
         _refuse_ip(category, text)
     normal = stored(category, entry)
     for _, text in _addresses(category, normal):
-        _refuse_ip(category, text)  # 192.0.2.1. with a trailing dot, in other digits
+        _refuse_ip(category, text)  # such as 192.0.2.1 with a trailing dot, or in other digits
     return normal
 
 
@@ -175,7 +175,7 @@ def certain_network(text: str) -> Network:
 
 
 def _as_ipv4(network: Network) -> Network:
-    """`::ffff:192.0.2.0/120` as 192.0.2.0/24: the addresses of clients are converted likewise."""
+    """`::ffff:192.0.2.0/120` as 192.0.2.0/24: the addresses of clients are converted in the same way."""
     if isinstance(network, ipaddress.IPv6Network) and network.prefixlen >= 96:
         first = network.network_address.ipv4_mapped
         return ipaddress.IPv4Network((first, network.prefixlen - 96)) if first else network
@@ -185,7 +185,7 @@ def _as_ipv4(network: Network) -> Network:
 def _url(text: str) -> str:
     """The host of a URL, as browsers find it: lists match hosts, not paths. An IPv6 address may have brackets or not.
 
-    Such URLs come from deceptive mail: to browsers, a backslash is a slash, and any number of slashes is two.
+    Such URLs come from deceptive mail: to browsers, a backslash is a slash, and any number of slashes counts as two.
     """
     if ip := _ip(text):
         return ip
