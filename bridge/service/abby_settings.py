@@ -1,4 +1,4 @@
-"""The section `abby`: where scans are passed on to, and the tokens that may use the service.
+"""The section `abby`: where scans are forwarded, and the tokens that may use the service.
 
 It keeps the documented camelCase keys of the original service's `abby.yml`. Secrets are `SecretStr`, so no dump or
 traceback shows one. If this file is wrong, a token is valid that was not configured, or may do more than it should.

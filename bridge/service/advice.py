@@ -1,7 +1,7 @@
 """What an operator should know about a valid configuration: it works, but probably not as intended.
 
-`scanbridge service` prints it at start and logs it after a reload; `scanbridge service check` shows it without a
-start. Each text begins with the file, line and key, where there is one.
+`scanbridge service` prints it at start and logs it after a reload; `scanbridge service check` shows it without
+starting the service. Each text begins with the file, line and key, where there is one.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 @dataclass(slots=True)
 class Lasting:
-    """What a reload keeps: counts, so that requests of the old and the new configuration share one limit; threads."""
+    """What a reload keeps: threads, and counts, so that requests of the old and new configurations share one limit."""
 
     admission: Admission
     metrics: ServiceMetrics

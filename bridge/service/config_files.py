@@ -37,7 +37,7 @@ _REST_API = re.compile(r"^[^#\n]*\brestApi\s*\{", re.MULTILINE)
 
 
 class _NoKeys(Section):
-    """A section that has only to be present."""
+    """A section that only has to be present."""
 
 
 RENAMED: tuple[Renamed, ...] = ()  # keys; see docs/reference/stability.md
@@ -87,7 +87,7 @@ def check_files(old: Loaded, new: Loaded) -> None:
 
 
 def load(path: Path, renamed: Sequence[Renamed] = RENAMED) -> Loaded:
-    """Raises ConfigError with one line per mistake."""
+    """Raises ConfigError with one line per error."""
     reading = _Reading(renamed)
     for file, kind in _files(path):
         reading.add(file, kind)
@@ -118,7 +118,7 @@ def _is_directory(path: Path) -> bool:
 
 
 def _exists(path: Path) -> bool:
-    """Also if it cannot be read, or is a broken link: reading it then reports why."""
+    """Also True if it cannot be read, or is a broken link: reading it then reports why."""
     try:
         return path.exists() or path.is_symlink()
     except OSError:
@@ -126,7 +126,7 @@ def _exists(path: Path) -> bool:
 
 
 def _nearby(path: Path) -> str:
-    """Where the files are, if the directory is one above or below the right one."""
+    """Where the files are, if the directory is one level above or below the right one."""
     try:
         for root in (path.parent, path.parent.parent, *sorted(path.iterdir())):
             if (root / GUARD).is_file() or (root / ABBY).is_file():
@@ -176,7 +176,7 @@ class _Reading:
         self._merge(value, below)
 
     def _read_old_names(self, value: dict[str, Any], below: Path_, tree: Tree) -> None:
-        """Of a file that is one section, the keys have no prefix."""
+        """In a file that is a single section, the keys have no prefix."""
         prefix = f"{below[0]}." if below else ""
         own = [entry for entry in self.renamed if entry.old.startswith(prefix) and entry.new.startswith(prefix)]
         own = [replace(entry, old=entry.old[len(prefix) :], new=entry.new[len(prefix) :]) for entry in own]
@@ -290,7 +290,7 @@ def _has_core(abby: Any) -> bool:
 
 
 def _hints(path: Path, text: str) -> Iterator[str]:
-    """What the description of the original writes is not YAML in some places: `restApi {}`, and `{mta_host}`."""
+    """Some of what the description of the original shows is not YAML: `restApi {}`, and `{mta_host}`."""
     for pattern, what in (
         (_REST_API, f"restApi: {REST_API_HINT}"),
         (_PLACEHOLDER, PLACEHOLDER_HINT),

@@ -139,7 +139,7 @@ class CoreNodes:
                 log.warning("ggrid=%s core=%s failed on this mail: %s", job.ggrid, node.url, exc)
                 if await self._status(node) is QueueStatus.RED:  # it refused the mail and closed the connection
                     full = True
-                else:  # excluded by now, if it did not answer that either
+                else:  # excluded by now, if it did not answer the status request either
                     failures += 1
                 continue
             finally:
@@ -177,7 +177,7 @@ class CoreNodes:
     async def _post(
         self, node: CoreNode, path: str, headers: dict[str, str], content: AsyncIterator[bytes] | bytes
     ) -> tuple[int, bytes]:
-        """The answer to this very request: a node that does not repeat our request id gets no second one."""
+        """The answer to this very request: a node that does not repeat our request id gets one per connection."""
         request_id = secrets.token_hex(16)
         headers = {
             **headers,

@@ -1,4 +1,4 @@
-"""Calls of the database from the event loop: in threads of their own, and never for longer than a limit.
+"""Calls to the database from the event loop: in threads of their own, and never for longer than a limit.
 
 A server that hangs, or a table that somebody has locked, keeps a thread until that ends. In the event loop's own few
 threads, such calls would also hold up what else runs there, such as the replacement of an inspecting process, and would
@@ -25,7 +25,10 @@ T = TypeVar("T")
 
 
 class DatabaseCalls:
-    """Both methods raise what the work raises, and StoreUnavailable if it takes too long: it may still be done then."""
+    """Both methods raise what the work raises, and StoreUnavailable if it takes too long.
+
+    Work that took too long may still be completed afterwards.
+    """
 
     def __init__(self, answer_s: float = ANSWER_S) -> None:
         self.answer_s = answer_s
@@ -64,11 +67,11 @@ class DatabaseCalls:
     def _submit(self, work: Callable[[], T]) -> Future[T]:
         try:
             return self._threads.submit(work)
-        except (OSError, RuntimeError) as exc:  # too much waits, or there is no thread
+        except (OSError, RuntimeError) as exc:  # too much work is waiting, or no thread could be started
             raise StoreUnavailable(f"the database cannot be queried: {exc}", temporary=True) from exc
 
     def _release(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In the thread."""
+        """Called in the thread."""
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(self._changing.release)
 

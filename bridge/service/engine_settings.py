@@ -31,7 +31,7 @@ from bridge.service.token_files import tokens_in
 
 MiB = 1024**2
 ICAP_PORT = 1344
-ICAPS_PORT = 11344  # of no standard, but of c-icap and Squid
+ICAPS_PORT = 11344  # in no standard, but used by c-icap and Squid
 OUR_NAMES = (  # of analyzers and parts of the service, in tags such as `failed:clamav`
     *("mime", "urls", "headers", "authentication", "clamav", "rspamd", "icap", "spamassassin", "yara", "phishing"),
     *("lists", "core", "conclusion", "auth", "header", "list", "malware", "spam", "url"),

@@ -36,7 +36,7 @@ class Health:
         scanning: bool,
         hosts: Collection[str] = (),
     ) -> None:
-        """`scanning`: whether the configuration allows scans at all. `hosts`: further names of this machine."""
+        """`scanning`: whether the configuration allows scans at all. `hosts`: other names of this machine."""
         self._scanning = scanning
         self._hosts = hosts
         self._tokens = tokens

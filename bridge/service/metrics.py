@@ -83,7 +83,7 @@ class ServiceMetrics:
         self._gauges[name].set_function(value)
 
     def show_reloads(self, last: Callable[[], tuple[bool, float]]) -> None:
-        """Whether the last one succeeded, and since when the configuration is in use."""
+        """Whether the last reload succeeded, and since when the configuration has been in use."""
         self.gauge("reload_success", "1 if the last reload succeeded, or if there was none.", lambda: last()[0])
         in_use = "When the configuration was loaded, in Unix time."
         self.gauge("config_time_seconds", in_use, lambda: last()[1])

@@ -99,7 +99,7 @@ class AnalysisQueue:
                 self.busy -= 1
 
     async def _run(self, job: AnalysisJob, future: asyncio.Future[AnalysisResult]) -> None:
-        """Ends when the analysis has ended, even if this worker is stopped; one that continued would never exit."""
+        """Ends when the analysis has ended, even if this worker is stopped. A worker that went on would never exit."""
         task = asyncio.create_task(self._pipeline.analyze(job))
         future.add_done_callback(lambda f: task.cancel() if f.cancelled() else None)
         try:

@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from bridge.api.json_answer import unique_keys
 
-MAX_CONTAINERS = 2000  # 500 entries are 502
+MAX_CONTAINERS = 2000  # 500 entries take 502
 MAX_QUOTES, MAX_COMMAS = 200_000, 100_000  # 500 entries have 4,000 and 1,500; escaped quotes do not count
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # to the end if it has none
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -26,8 +26,8 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 def header(scope: Scope, name: bytes) -> bytes:
     """The header field of this lower-case name; empty if there is none.
 
-    Of several, the whole list (RFC 9110 5.3): whoever uses the first of them and not the last sees another request than
-    a proxy that does the opposite.
+    If there are several, the whole list (RFC 9110 5.3): a program that uses the first of them sees a different request
+    from a proxy that uses the last.
     """
     return b", ".join([value for key, value in scope["headers"] if key == name])
 
@@ -75,7 +75,7 @@ _JSON = json.JSONDecoder(object_pairs_hook=unique_keys, parse_constant=_no_const
 
 
 def waits_for_continue(scope: Scope) -> bool:
-    """Whether the client sends the body only when it is told to. RFC 9110 10.1.1: HTTP/1.0 does not know that."""
+    """Whether the client sends the body only when it is told to. RFC 9110 10.1.1: HTTP/1.0 cannot do that."""
     return scope["http_version"] == "1.1" and header(scope, b"expect").lower() == b"100-continue"
 
 

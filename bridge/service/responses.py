@@ -79,7 +79,7 @@ async def refuse(scope: Scope, receive: Receive, send: Send, refused: Refused) -
 def declared_length(scope: Scope) -> int | None:
     """Content-Length, as far as it matters: a longer number is cut. None if there is none.
 
-    Zeros may precede it without end, and Python refuses to read a number of more than 4,300 digits.
+    Any number of zeros may precede it, and Python refuses to read a number of more than 4,300 digits.
     """
     length = header(scope, b"content-length")
     return int(length.lstrip(b"0")[:20] or b"0") if length.isdigit() else None

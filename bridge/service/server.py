@@ -77,7 +77,7 @@ class ServiceServer:
         await self._http.start()
 
     async def reload(self, config: ServiceConfig) -> None:
-        """Use `config` for all further requests. Raises what `start` raises, and keeps the old configuration then."""
+        """Use `config` for all further requests. Raises what `start` raises, and then keeps the old configuration."""
         from bridge.service.app import Site
 
         assert self._site is not None and self._lasting is not None

@@ -3,7 +3,7 @@
 `guard` and `abby` keep their documented camelCase keys; our own keys are at the top level.
 `docs/operate/service.md` explains every key. Secrets are `SecretStr`, so no dump or traceback shows one.
 If this file is wrong, a service starts with limits or tokens that were not configured. So every model
-refuses unknown keys, and all mistakes are reported together, each with its line. `config_files` reads the
+refuses unknown keys, and all errors are reported together, each with its line. `config_files` reads the
 files, and drops keys of the original service that have no meaning here before a model sees them.
 """
 
@@ -97,7 +97,7 @@ class Guard(Section):
         if not isinstance(value, dict):
             return value
         workers = value.get("mainWorkerCount")
-        if not str(workers).isdigit():  # absent, or a mistake that is reported once
+        if not str(workers).isdigit():  # absent, or an error that is reported once
             return value
         return {"maxGuardRequestsInProcessing": workers, "guardRequestThrottleThreshold": workers, **value}
 

@@ -142,7 +142,7 @@ class Store:
         self._identity = ""
 
     def identity(self) -> str:
-        """Differs between two SQLite files, of any machine, and between SQLite and PostgreSQL. Empty if unknown."""
+        """Differs between two SQLite files, on any machine, and between SQLite and PostgreSQL. Empty if unknown."""
         self._identity = self._identity or _identity(Database(self._url))
         return self._identity
 
@@ -207,7 +207,7 @@ class Store:
 
 
 def _limit_waits(connection: Connection) -> None:
-    """A table that somebody has locked, for a backup or a repair, is an error after a while."""
+    """Waiting for a table that somebody has locked, for a backup or a repair, fails after a while."""
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"SET LOCAL lock_timeout = {LOCK_S * 1000:.0f}"))
 

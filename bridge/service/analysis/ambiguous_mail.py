@@ -20,7 +20,7 @@ from bridge.service.analysis.content.links import NeedsProcess
 from bridge.service.analysis.file_inspection import FileInspector, See
 from bridge.service.analysis.limits import Limits
 
-MAX_CHARSETS = 8  # in which ASCII is not ASCII: with more, TooMuch
+MAX_CHARSETS = 8  # that write ASCII differently, or switch to other characters: with more, TooMuch
 NAME_WORK = 20_000  # nanoseconds, for `readings.Budget`: a name that may belong to any part
 
 # Messages whose content is elsewhere: in other mails that the mail program puts together, or on a server.
@@ -31,7 +31,7 @@ ANY_CALENDAR = Part(0, 0, 0, content_type="text/calendar", params={"charset": "l
 
 
 class AmbiguityInspector(FileInspector):
-    """One inspection in progress: what is done about doubts."""
+    """One inspection in progress: how doubts are handled."""
 
     def __init__(self, limits: Limits, size: int, see: See | None) -> None:
         super().__init__(limits, size, see)
@@ -39,7 +39,7 @@ class AmbiguityInspector(FileInspector):
 
     @abstractmethod
     def may_have_files(self, texts: Iterable[str], part: Part) -> bool:
-        """Search for links; whether browsers may find files there, too."""
+        """Search for links. Returns whether browsers may find files there, too."""
 
     def doubtful(self, data: Buffer, parts: list[Part], nesting: int) -> None:
         """Programs may disagree on these parts, and therefore on the whole mail, or only on files in their texts."""
@@ -119,7 +119,7 @@ class AmbiguityInspector(FileInspector):
                 self.enclosed(content, nesting)
 
     def hidden(self, content: bytes, nesting: int, *, is_text: bool) -> None:
-        """Encoded content in which some programs find parts or files. In binary files, they look for few marks only."""
+        """Encoded content in which some programs find parts or files. In binary files, they look for few marks."""
         if not is_text and not file_types.is_text(content) and not recognition.has_mark(content):
             return
         if self.limits.archives and encodings.has_begin(content):
@@ -144,7 +144,7 @@ class AmbiguityInspector(FileInspector):
         self.guessed_file(content, nesting)
 
     def guessed_file(self, content: bytes, nesting: int) -> None:
-        """What an attachment with these bytes would be inspected as; one that is certain was inspected already."""
+        """Inspect it like an attachment with these bytes, unless it is one: then that was done already."""
         if len(content) in self.sizes and hashlib.sha256(content).hexdigest() in self.found.digests:
             return
         if recognition.is_signed(content, ()):
@@ -158,7 +158,7 @@ class AmbiguityInspector(FileInspector):
 
 
 def _has_only_files(data: Buffer, part: Part) -> bool:
-    """Of a part that may have encoded files in its text, or parts that it does not declare."""
+    """Whether a part has only encoded files in its text, and no parts that it does not declare."""
     if part.content_type.startswith("multipart/") or is_message(part.content_type):
         return False
     return ambiguity.has_only_files(data, part.body, part.end, is_quoted=part.encoding not in encodings.PLAIN)

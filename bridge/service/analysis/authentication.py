@@ -10,9 +10,10 @@ If the DMARC record of the only author's domain cannot be looked up, the analyze
 
 Once the record is known, there is always a result. A mail that fails DMARC, but might have passed if every lookup had
 been answered, gets `temperror`: it may be honest, and a forger may have chosen a name whose lookup fails. So does a
-mail of several authors if there is no answer for one of them, and a mail that could not wait because others did.
-A mail whose author is not clear gets `permerror`, unless one of the domains that a reader may see says that it is
-forged. So does a mail with an address as its author's name, without quotes, if that domain says that it is forged.
+mail of several authors if there is no answer for one of them, and a mail that could not wait because others were
+waiting. A mail whose author is not clear gets `permerror`, unless one of the domains that a reader may see says that
+it is forged. So does a mail with an address as its author's name, without quotes, if that domain says that it is
+forged.
 
 dkimpy takes quadratic time for some mails. A regular expression, and the arithmetic of a key with a long exponent, hold
 the GIL while they run, so they stop every thread of the service. We therefore replace dkimpy's patterns for the body,
@@ -62,10 +63,11 @@ MAX_HEAD_LINES = 5000  # nor in one with more lines
 MAX_SIGNATURE = 8 * 1024  # bytes; one with a key of 4,096 bits has about 1,500
 MAX_KEY_BITS = 8192  # RFC 8301 3.2: 4,096 must be enough
 MAX_EXPONENT_BITS = 64  # nearly all keys have 65,537; with one of 8,000 bits, a signature takes two seconds
-THREADS = 100  # they mostly wait for DNS: as long as a sender likes, so a few mails must not occupy all of them
+THREADS = 100  # they mostly wait for DNS, for as long as a sender likes: a few mails must not occupy all of them
 LARGE = 256 * 1024  # bytes; hashing a smaller mail takes about as long as a thread holds the GIL anyway (5 ms)
-MAX_LARGE = 4  # large mails of which signatures are verified at a time: the threads are for DNS
-# Of the time: for silence, and for late answers, in any mail; for lookups side by side, and for all, in a few mails.
+MAX_LARGE = 4  # large mails whose signatures are verified at the same time: the threads are for DNS
+# Fractions of the time. In any mail: for silence, and for late answers. In a few mails: for lookups side by side, and
+# for all lookups.
 FOR_ANY, FOR_SLOW, FOR_MOST, FOR_ALL = 0.15, 0.4, 0.5, 0.8
 
 
@@ -284,20 +286,21 @@ class _Signatures:
         return own[: self.most], others[: self.most]
 
     def key_names(self, authors: Iterable[str]) -> list[str]:
-        """Of the keys that are needed, as far as that is known before the authors' records are."""
+        """The names of the keys that are needed, as far as is known before the authors' records are."""
         own, others = self.by_owner({".".join(author.rsplit(".", 2)[-2:]) for author in authors if author})
         return [f"{each.selector}._domainkey.{each.domain}" for each in (*own, *others)]
 
 
-# What a domain says that is only a name by the standard, and the author for some programs: the sender may be honest.
+# The results for a domain that is only in a display name by the standard, but is the author's to some programs: the
+# sender may be honest.
 _OF_NAMES = {"reject": PERMERROR, "quarantine": PERMERROR, TEMPERROR: TEMPERROR}
-_CUT = re.compile(rb"[^\t \r]|\r(?!\n)")  # what no white space before a line end contains
+_CUT = re.compile(rb"[^\t \r]|\r(?!\n)")  # what white space before a line end never contains
 _PIECE = 64 * 1024  # bytes, for which other threads wait
 _HEAD_END = re.compile(rb"\n\r?\n")
 
 
 def _strip_trailing_whitespace(content: bytes) -> bytes:
-    """As dkimpy's, but in linear time: its pattern looks at a run of spaces again from each of them."""
+    """Like dkimpy's, but in linear time: dkimpy's pattern looks at a run of spaces again from each space in it."""
     return b"".join(map(_strip_lines, _pieces(content)))
 
 
@@ -318,7 +321,7 @@ def _pieces(content: bytes) -> Iterator[bytes]:
 
 
 def _compress_whitespace(content: bytes) -> bytes:
-    """As dkimpy's, in a twentieth of the time. dkimpy blocks all threads for four seconds with 20 MB of short words."""
+    """Like dkimpy's, in a twentieth of the time: dkimpy blocks all threads for four seconds on 20 MB of short words."""
     content = content.replace(b"\t", b" ")
     while b"  " in content:
         content = content.replace(b"  ", b" ")
@@ -339,12 +342,12 @@ def _tag(value: bytes, name: bytes) -> str:
 
 
 def _places(authors: AuthorDomains) -> list[str]:
-    """Those of DMARC records, the topmost first: a forger of a subdomain chooses how many others there are."""
+    """Where DMARC records may be, the topmost first: a forger of a subdomain chooses how many others there are."""
     return sorted((name for author in authors.names for name in places(author)), key=lambda name: name.count("."))
 
 
 def _records(authors: AuthorDomains, dns: Lookups) -> dict[str, Record | None]:
-    """Those of the domains about which there is an answer."""
+    """The records of the domains about which there is an answer."""
     found = {}
     for author in sorted(authors.names):
         with suppress(DnsUnavailable):

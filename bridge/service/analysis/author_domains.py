@@ -18,7 +18,7 @@ from bridge.mime.structure import Bounds, TooMuch, walk
 from bridge.service.analysis.dmarc import MAX_LABELS
 
 MAX_AUTHORS = 4  # domains; regular mail has one
-MAX_HOSTS = 16  # as they are written; those that are no domains take longest
+MAX_HOSTS = 16  # as they are written; those that are not domains take longest
 MAX_FIELDS = 16 * 1024  # characters of all From fields
 _IP = re.compile("[0-9.]+")  # or the end of one
 
@@ -50,7 +50,7 @@ def author_domains(content: bytes, bounds: Bounds) -> AuthorDomains:
 
 
 def _all_spelled(hosts: Iterable[str]) -> dict[str, str]:
-    """The domain of each host, up to one domain too many."""
+    """The domain of each host, until there is one domain too many."""
     names: dict[str, str] = {}
     for host in hosts:
         if len(set(names.values())) > MAX_AUTHORS:

@@ -101,7 +101,7 @@ class Connection:
         return found
 
     async def exactly(self, count: int) -> AsyncIterator[bytes]:
-        """So many bytes, in pieces."""
+        """Exactly this many bytes, in pieces."""
         while count:
             if not self._buffer:
                 await self._receive()
@@ -129,7 +129,7 @@ class Connection:
         self._sock.close()
 
 
-Opening = Callable[[socket.socket], Awaitable[Connection]]  # what follows the connection of a socket, such as TLS
+Opening = Callable[[socket.socket], Awaitable[Connection]]  # what happens after a socket has connected, such as TLS
 
 
 async def as_it_is(sock: socket.socket) -> Connection:

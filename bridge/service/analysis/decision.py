@@ -23,7 +23,7 @@ from bridge.service.analysis.job import utc_now
 from bridge.service.decision_settings import DecisionRule, Decisions
 
 INCOMPLETE = "incomplete"
-ENGINES, MODEL = "engines", "phishing model"  # what has a score beside tags
+ENGINES, MODEL = "engines", "phishing model"  # what has a score besides tags
 _FINAL = frozenset({Decision.BOUNCE, Decision.DROP})
 _DOUBTS = frozenset(
     {"auth:dmarc-temperror", "auth:dmarc-permerror"}

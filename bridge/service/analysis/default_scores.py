@@ -17,7 +17,7 @@ TAG_SCORES: dict[str, float] = {
     "mime:macro": 4.0,
     "mime:nested-archive": 1.0,
     "mime:broken-archive": 8.0,  # other programs may read more of it
-    "mime:broken-container": 2.0,  # most are of Outlook itself, or cut off
+    "mime:broken-container": 2.0,  # most were made by Outlook itself, or are cut off
     "mime:unopened-archive": 2.0,
     "document:encrypted": 2.0,
     "document:not-read": 4.0,

@@ -39,7 +39,7 @@ class Proofs:
 
 
 def judge(author: str, proofs: Proofs, record: Record | None) -> str:
-    """As `dmarc`, but `temperror` for a mail that fails, and might have passed if every lookup had been answered."""
+    """Like `dmarc`, but `temperror` for a mail that fails, and might have passed if every lookup had been answered."""
     result = dmarc(author, proofs.passed, record)
     is_unsure = dmarc(author, proofs.unsure, record) == "pass" or (record is not None and not record.is_certain)
     return TEMPERROR if is_unsure and result in ("quarantine", "reject") else result

@@ -1,4 +1,4 @@
-"""The DNS lookups of one mail: side by side, each name once, within a time that the mail may wait.
+"""The DNS lookups of one mail: side by side, each name once, within the time for which the mail may wait.
 
 The sender of a mail can choose names whose servers never answer. A mail may wait a short time for such servers, and
 only a few mails at once may wait longer: for the others, what has no answer by then counts as unanswered, so that
@@ -31,17 +31,17 @@ class DnsUnavailable(Exception):
 
 @dataclass(slots=True)
 class Resolvers:
-    """dnspython's, and what all mails have to know about each other."""
+    """dnspython's resolvers, and what all mails have to know about each other."""
 
     one_by_one: Any
     side_by_side: Any
     waiting: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MAX_WAITING))  # one for each mail
-    answered_at: float = 0.0  # when there last was an answer to anybody
+    answered_at: float = 0.0  # when any mail last got an answer
 
 
 @dataclass(slots=True)
 class Lookups:
-    """Those of one mail. `close` it."""
+    """The lookups of one mail. `close` them."""
 
     resolvers: Resolvers
     deadline: float
@@ -60,7 +60,7 @@ class Lookups:
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether this mail did not wait because others did. If nobody gets answers, our own name server is down."""
+        """Whether this mail did not wait because others were waiting. If none gets answers, our name server is down."""
         return self._must_not_wait and self.resolvers.answered_at > self._began
 
     def is_over(self) -> bool:
@@ -147,7 +147,7 @@ class Lookups:
         return [record for record in answer if sum(map(len, getattr(record, "strings", ()))) <= MAX_RECORD]
 
     def _failure(self, exc: Exception) -> list[Any] | None:
-        """What a failed lookup says: that there is no such record, or nothing. Raises what is not about DNS."""
+        """What a failed lookup says: that there is no such record, or nothing. Raises errors that are not about DNS."""
         import dns.exception
         import dns.name
         import dns.resolver

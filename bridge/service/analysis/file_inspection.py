@@ -53,7 +53,8 @@ MAY_HAVE_MAIL = frozenset({"openpgp", OFFICE_FILE})
 # A text in an archive that mail programs show. The detection of phishing treats it as attached.
 SHOWN_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
 
-# What a damaged file gets, as nearly every file is with other line ends; and a piece of one that its name misdescribes.
+# Tags that a file gets if it is damaged, as nearly every file is by other line ends, or if it is a piece of a file that
+# its name misdescribes.
 _UNREAD = frozenset({"document:not-read", "mime:unopened-archive"})
 _DAMAGED = _UNREAD | {"mime:broken-archive", "mime:broken-container"}
 
@@ -68,8 +69,8 @@ class FileInspector(ABC):
         self.see = see
         self.documents = 0  # around the current object
         self.opaque = 0  # containers around the current object that engines may not open
-        self.files: set[tuple[str, frozenset[str], int, int, bool]] = set()  # that were opened, with all that matters
-        self.sizes: set[int] = set()  # of the files in `found.digests`: one of another size is none of them
+        self.files: set[tuple[str, frozenset[str], int, int, bool]] = set()  # already opened, with all that matters
+        self.sizes: set[int] = set()  # of the files in `found.digests`: a file of another size is none of them
         self.found = Inspection()
         self.reading = readings.Budget(size)
         self.links = Links(limits.urls, is_inline=not limits.archives, charge=self.reading.take)
@@ -187,7 +188,7 @@ class FileInspector(ABC):
             self.material = material
 
     def document(self, content: bytes, kind: str, names: Collection[str], nesting: int) -> None:
-        """What a document, a picture or a page links to, runs and contains. It is not a level of archives."""
+        """What a document, a picture or a page links to, runs and contains. It does not count as an archive level."""
         if not self.limits.archives:
             raise NeedsProcess
         if self.documents >= documents.MAX_NESTED:

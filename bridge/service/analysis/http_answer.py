@@ -94,7 +94,7 @@ def http_client(timeout_s: float, connections: int) -> httpx2.AsyncClient:
     """`timeout_s` applies to each step of a request; the pipeline limits the total."""
     limits = httpx2.Limits(max_connections=connections, max_keepalive_connections=0)
     transport = httpx2.AsyncHTTPTransport(trust_env=False, limits=limits)
-    pool: Any = transport._pool  # httpx2 has no parameter for this; httpcore2, below it, has
+    pool: Any = transport._pool  # httpx2 has no parameter for this; httpcore2, below it, has one
     if not hasattr(pool, "_network_backend"):
         raise RuntimeError("this version of httpx2 is not supported: early answers from engines would be lost")
     pool._network_backend = _Network()
@@ -104,7 +104,7 @@ def http_client(timeout_s: float, connections: int) -> httpx2.AsyncClient:
 async def answer_to(
     client: httpx2.AsyncClient, url: str, headers: Headers, content: AsyncIterator[bytes], max_bytes: int
 ) -> tuple[bytes, bool]:
-    """POST `content`. The answer, and whether everything was sent: see `connections.counted`.
+    """POST `content`. Returns the answer, and whether everything was sent: see `connections.counted`.
 
     Raises BadAnswer, and the library's errors.
     """

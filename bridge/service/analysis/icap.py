@@ -2,7 +2,7 @@
 
 The server's OPTIONS say which method it offers, how much of an object it wants to see first (the preview), and whether
 it answers 204 for an object that it does not change. Objects are sent as if they were answers of a web server
-(RESPMOD) or uploads to one (REQMOD). 204 is clean. So is an object that comes back unchanged; one that comes back
+(RESPMOD) or uploads to one (REQMOD). 204 means clean. So does an object that comes back unchanged; one that comes back
 changed was replaced by a page about what was found, which header fields usually name; not all servers send them.
 A server may call an object clean after the preview that it asked for; once more is sent, only after all of it.
 If this file is wrong, malware counts as clean, so an unclear answer does not count as an answer.
@@ -56,7 +56,7 @@ class Response:
     fields: dict[str, list[str]]  # names in lower case
     http_status: int = 0  # of the object that came back
     digest: str = ""
-    is_early: bool = False  # neither an answer to the preview nor to the whole object
+    is_early: bool = False  # an answer neither to the preview nor to the whole object
 
     def first(self, name: str) -> str:
         return self.fields.get(name, [""])[0]
@@ -76,7 +76,7 @@ class IcapAnalyzer:
     def __init__(self, settings: Icap) -> None:
         """Raises ConfigError."""
         self._settings = settings
-        self._url = settings.url.replace("icaps:", "icap:", 1)  # what RFC 3507 knows, and servers behind a TLS proxy
+        self._url = settings.url.replace("icaps:", "icap:", 1)  # the scheme of RFC 3507, and behind a TLS proxy
         self._host = urlsplit(settings.url).netloc
         self._connections = Connections(settings.address, settings.connections, settings.timeout, opening_of(settings))
         self._known: Options | None = None

@@ -209,7 +209,7 @@ class _MailInspector(AmbiguityInspector):
         self.other_line_ends(raw, content, part, nesting, is_text=is_text)
 
     def is_file(self, part: Part, nesting: int) -> bool:
-        """Whether an unnamed page may be offered as a file: for its disposition, or because it is not the first."""
+        """Whether an unnamed page may be offered as a file: due to its disposition, or because it is not the first."""
         if part.content_type != "text/html" or not self.limits.look_at_mime:
             return False
         if nesting or part.body < self.quoted_until:
@@ -220,7 +220,7 @@ class _MailInspector(AmbiguityInspector):
     def addresses(self, part: Part) -> None:
         """Fields with the address of a part: programs complete the links in it (RFC 2557), or open it (RFC 2017).
 
-        The one with the address to unsubscribe at is shown as a button.
+        The field with the address for unsubscribing is shown as a button.
         """
         for name, value in part.fields if self.limits.look_at_urls else ():
             if name in _ADDRESSES or (name == "content-type" and part.content_type == "message/external-body"):
@@ -264,7 +264,7 @@ class _MailInspector(AmbiguityInspector):
             self.guessed_hosts(content, start, end)
 
     def guessed_hosts(self, content: Buffer, start: int, end: int) -> None:
-        """Hosts in the charsets that programs guess if a text does not declare its own, or a wrong one."""
+        """Hosts in the charsets that programs guess if a text declares no charset, or a wrong one."""
         if not self.limits.archives:
             raise NeedsProcess
         for host in undecoded_hosts(content, start, end):
@@ -273,7 +273,7 @@ class _MailInspector(AmbiguityInspector):
                 self.links.guess(words.decoded(host, codec).lstrip("/"))
 
     def kept(self, texts: Iterator[str], part: Part, nesting: int) -> Iterator[str]:
-        """The beginning of a text, for the detection of phishing; the same texts again."""
+        """Keep the beginning of a text for the detection of phishing. Returns the same texts."""
         first = next(texts, "")
         if self.material is not None:
             is_attached = nesting > 0 or bool(part.names) or part is SHOWN_TEXT
@@ -281,7 +281,7 @@ class _MailInspector(AmbiguityInspector):
         return chain((first,), texts)
 
     def may_have_files(self, texts: Iterable[str], part: Part) -> bool:
-        """Search for links; whether browsers may find files there, too."""
+        """Search for links. Returns whether browsers may find files there, too."""
         is_html = part.content_type != "text/plain" or bool(part.names)
         is_folded = recognition.is_calendar(part) or tokens.first(part.params.get("delsp", "")).lower() == "yes"
         self.links.has_files = is_html and not self.limits.look_at_urls

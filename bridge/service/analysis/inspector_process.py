@@ -96,7 +96,7 @@ class _Objects:
             self._opaque.add(content)
 
     def chosen(self, *, is_ambiguous: bool) -> tuple[list[bytes], bool]:
-        """Those that engines get, and whether these are not all."""
+        """The objects that engines get, and whether some are missing."""
         first = self._all if is_ambiguous else self._opaque
         kept = [*first.kept, *self._seldom_read.kept]
         size, is_full = sum(map(len, kept)), first.is_full or self._seldom_read.is_full

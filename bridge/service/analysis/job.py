@@ -20,7 +20,7 @@ class StoredMail(Message):
 
     def __init__(self, spool: Spool) -> None:
         super().__init__(spool)
-        self.needs_process = False  # True: the event loop began its inspection and gave it up
+        self.needs_process = False  # True: the event loop began its inspection and gave up
 
     def content(self) -> bytes:
         """The whole mail as bytes: for small mail."""

@@ -28,7 +28,7 @@ class Limits:
     look_at_headers: bool = True
     phishing: Search | None = None  # None: do not look for phishing
     envelope_from: str = ""  # of this mail; only for `phishing`
-    archives: bool = True  # False: raise NeedsProcess at the first archive, doubt, or links that take long
+    archives: bool = True  # False: raise NeedsProcess at the first archive or doubt, or if links take long
     formats: tuple[str, ...] = DEFAULT_FORMATS  # see `optional_formats`
     keep_objects: bool = False  # True: objects that engines may not find themselves are part of the result
     keep_parts: bool = False  # True: so are all parts, for engines that look at one object at a time

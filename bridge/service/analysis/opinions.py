@@ -2,7 +2,7 @@
 
 Most of what they find in a phishing mail, our own signals find as well, and they also call some legitimate mail spam.
 In measurements, their verdict added as much evidence as 1 or 2 of our points (docs/evidence/detection.md): enough to
-quarantine a mail that we suspect ourselves, and not enough to quarantine any other. Each filter's setting `spam_score`
+quarantine a mail that we suspect ourselves, and not enough to quarantine any other. Each filter's `spam_score` setting
 says how much it is. Only a filter that is far above its own threshold decides on its own.
 
 Their scores are not added to each other. They look at the same things, and most legitimate newsletters have some points
@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable
 
 REJECTED = 15.0  # our score of a mail that rspamd just rejects: the default table bounces it
-FAR = 4.0  # SpamAssassin's score, in multiples of its threshold, that quarantines a mail by itself
+FAR = 4.0  # the SpamAssassin score, in multiples of its threshold, that is enough by itself to quarantine a mail
 SUFFICIENT = 10.0  # quarantined by the default table, even after rspamd deducts points
 UNSURE = 0.0  # at most, from a filter that does not call the mail spam
 

@@ -300,7 +300,7 @@ class Pipeline:
             tags |= answer.findings.tags
         if any(answer.incomplete for answer in answers) or (inspection.limits and self._mime.required):
             tags.add(INCOMPLETE)
-        if has_danger(tags):  # a recipient's own wish must not deliver it
+        if has_danger(tags):  # a recipient's own wish must not get it delivered
             tags -= self._personal_allowing
         return tags
 
@@ -322,7 +322,7 @@ class Pipeline:
             return {"failed:lists", INCOMPLETE}
 
     def _listed(self, job: AnalysisJob, inspection: Inspection, tags: set[str]) -> tuple[tuple[str, str], ...]:
-        """The entries that matched, of the few mails that are on a list. The decision does not depend on this."""
+        """The entries that matched, for the few mails that are on a list. The decision does not depend on this."""
         names = sorted(tag.removeprefix(_LIST) for tag in tags if tag.startswith(_LIST))[:MAX_LIST_MATCHES]
         try:
             index, tenant = self._follower.index, job.request.tenant_uid

@@ -70,7 +70,7 @@ def _trace(mail: Mail) -> bytes:
     sender = _sender(border.envelope_from)
     lines = [f"X-Envelope-From: <{sender}>"]
     if border.remote_address:
-        # The sender stands behind `by`: what looks like a comment about authentication in front of it is believed.
+        # The sender comes after `by`: anything before that which looks like a comment about authentication is believed.
         lines.append(
             f"Received: from {_helo(border.sender_helo or '')} ([{_plain(border.remote_address)}])\r\n"
             f"\tby scanbridge with SMTP id {mail.ggrid} (envelope-from <{sender}>);\r\n"
@@ -86,7 +86,7 @@ def _helo(helo: str) -> str:
 
 
 def _sender(address: str) -> str:
-    """With all of its domain, which SPF is about, or with one that nobody has."""
+    """With its whole domain, which SPF checks, or with one that nobody has."""
     local, domain = split_address(address)[0], domain_of(address)
     if not domain:
         return _plain(address)

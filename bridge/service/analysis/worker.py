@@ -2,7 +2,7 @@
 
 `worker_pool` starts the process and sends it file descriptors over a socket: first the setup, then
 for each mail a request (JSON) and the mail. The worker answers each with JSON and, if there are any, bytes as they
-are, after the lengths of both: to decode tens of megabytes of JSON would block the parent. It may be
+are, after the lengths of both: decoding tens of megabytes of JSON would block the parent. It may be
 killed at any time and keeps no state. JSON rather than pickle, because the worker reads hostile bytes
 and the parent must not have to trust its answers.
 """

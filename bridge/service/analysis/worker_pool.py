@@ -25,7 +25,7 @@ from bridge.service.analysis.job import StoredMail
 from bridge.service.analysis.worker import LENGTHS
 
 START_S = 30.0  # to start Python and import on a busy machine; not part of any mail's time
-MAX_JSON = 8 * 1024 * 1024  # of an answer; thousands of hosts and digests have a quarter of it
+MAX_JSON = 8 * 1024 * 1024  # of an answer; thousands of hosts and digests take a quarter of it
 MAX_CONTENT = 128 * 1024 * 1024  # the parts of a mail, and a rendition of it in Base64
 _PIECE = 256 * 1024
 _KEPT = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV")  # environment variables that cannot contain a secret
@@ -159,7 +159,7 @@ class _Process:
         return json.loads(value), [piece async for piece in self._receive(content_length)]
 
     async def _receive(self, count: int) -> AsyncIterator[bytes]:
-        """So many bytes, in pieces. Other tasks run in between, even if the process is faster than we are."""
+        """Exactly this many bytes, in pieces. Other tasks run in between, even if the process is faster than we are."""
         loop = asyncio.get_running_loop()
         while count:
             piece = await loop.sock_recv(self._socket, min(count, _PIECE))

@@ -46,7 +46,7 @@ class YaraAnswer:
 
 
 def compiled_setup(settings: Yara) -> dict[str, Any]:
-    """The rules, as `Matcher` needs them. Raises ConfigError with the file and line of every mistake."""
+    """The rules, as `Matcher` needs them. Raises ConfigError with the file and line of every error."""
     try:
         import yara  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
@@ -83,7 +83,7 @@ def _compile(yara: Any, files: list[str]) -> Any:
 
 
 def _mistakes(yara: Any, files: list[str]) -> list[str]:
-    """The first mistake of each file; compiled together, YARA reports only one."""
+    """The first error in each file; if all are compiled together, YARA reports only one."""
     found = []
     for file in files:
         try:

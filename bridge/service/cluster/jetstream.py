@@ -106,7 +106,7 @@ _ADAPTED = ("max_bytes", "max_age", "num_replicas")
 
 
 async def put(session: Session, names: Names, name: str, pieces: Iterable[bytes]) -> None:
-    """As the library's `put` does, but all chunks of all attempts are found under the object's name.
+    """Like the library's `put`, but all chunks of all attempts are found under the object's name.
 
     The library chooses a random subject, which is lost with an attempt that fails: its chunks would stay there until
     they expire. Raises nats errors.
@@ -178,12 +178,12 @@ async def remove(session: Session, names: Names, name: str) -> None:
     except NotFoundError:
         place = None
     subjects = [f"$O.{names.bucket}.C.{name}.*", _about(names, name)]
-    if place is not None and not place.startswith(f"{name}."):  # an API node of an older version
+    if place is not None and not place.startswith(f"{name}."):  # stored by an API node of an older version
         subjects.insert(0, f"$O.{names.bucket}.C.{place}")
     for subject in subjects:
         await session.stream.purge_stream(f"OBJ_{names.bucket}", subject=subject)
 
 
 def _store(session: Session, names: Names) -> ObjectStore:
-    """Without the library's question, at every use, whether it exists."""
+    """Made without the library's function, which asks at every use whether the store exists."""
     return ObjectStore(name=names.bucket, stream=f"OBJ_{names.bucket}", js=session.stream)

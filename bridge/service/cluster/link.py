@@ -27,9 +27,9 @@ from bridge.runtime.nats_client import NatsClient
 from bridge.service.nats_settings import Nats
 
 CONNECT_S = 2
-REQUEST_S = 3.0  # for one answer of the servers; longer only while a new leader is elected
+REQUEST_S = 3.0  # for one answer from the servers; longer only while a new leader is elected
 RETRY_S = 0.25
-PING_S = 1  # a server that answers none of three is gone
+PING_S = 1  # a server that answers none of three pings is gone
 
 NATS_ERRORS = (Error, OSError, TimeoutError)  # of a request; OSError includes ssl.SSLError
 
@@ -210,7 +210,7 @@ def connect_reason(exc: BaseException, client: Client, settings: Nats) -> str:
 
 
 def reason(exc: BaseException) -> str:
-    """What happened, without anything secret: the library's texts have none."""
+    """What happened, without anything secret: the library's texts contain nothing secret."""
     if isinstance(exc, ssl.SSLCertVerificationError):
         return f"the server's certificate is not valid: {exc.verify_message}"
     if isinstance(exc, ssl.SSLError):

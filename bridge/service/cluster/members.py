@@ -1,6 +1,6 @@
 """The workers and the other API nodes that are running, by their last sign of life.
 
-Pure: knows signs and the clock, no connection. From it follow the limits of the whole cluster: what all workers
+Pure: knows signs and the clock, no connection. From the signs follow the limits of the whole cluster: what all workers
 together take, less what the other API nodes have put in.
 """
 
@@ -13,7 +13,7 @@ from bridge.service.cluster.wire import NodeSign, WorkerSign
 
 SIGN_INTERVAL_S = 0.5
 GONE_S = 2.0  # without a sign; a worker that is killed is noticed by its connection much earlier
-DOUBT_S = 0.75  # a sign of every worker is overdue
+DOUBT_S = 0.75  # without a sign from any worker: signs are overdue
 
 
 class Members:
@@ -40,7 +40,7 @@ class Members:
         self._workers.clear()
 
     def renew(self) -> None:
-        """After a time in which no sign could reach us: those who were there may still be."""
+        """After a period in which no sign could reach us: those that were there before may still be there."""
         now = self._clock()
         self._workers = {id_: (now, sign) for id_, (_, sign) in self._workers.items()}
         self._nodes = {id_: (now, sign) for id_, (_, sign) in self._nodes.items()}

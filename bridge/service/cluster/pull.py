@@ -3,9 +3,9 @@
 The library's own `fetch` loses a job that arrives when no one is waiting for it: another worker would get it only
 after `ACK_WAIT_S`. Here such a job is handed back at once.
 
-NATS gives jobs to the oldest request first, and counts each time. If a worker that leaves handed them back, it would
-get the same job again for each of its slots, until no one would get it at all. So it withdraws its requests first;
-jobs that were already on their way are done.
+NATS gives jobs to the oldest request first, and counts each time. If a worker that is leaving handed them back, it
+would get the same job again for each of its slots, until no one got it at all. So it withdraws its requests first;
+jobs that were already on their way are still done.
 """
 
 from __future__ import annotations

@@ -47,13 +47,13 @@ INLINE_BYTES = 512 * 1024  # of a job; above, and above the server's max_payload
 HEADROOM = 1024  # of a message, for the library's own header fields
 START_S = 3.0  # for the first connection; without it the service starts and reports RED
 PAUSE_S = 5.0  # how long mail waits for NATS to return
-PLACE_S = 15.0  # for which the queue may not accept a mail: longer than the election of a leader takes
+PLACE_S = 15.0  # for which the queue may fail to accept a mail: longer than the election of a leader takes
 ROOM_S = 60.0  # for which a large mail waits until there is room for it; an analysis rarely takes longer
 REFUSED_S, MAX_REFUSED_S = 0.5, 4.0  # the first and the longest pause after NATS had no room, though it reported some
 ALONE_S = 3.0  # a worker that is restarted is back within this time
 ANSWER_S = 0.5  # for the workers' roll call
 
-LOOK_S = 8.0  # between two looks whether a job is still in the queue
+LOOK_S = 8.0  # between two checks whether a job is still in the queue
 CLEANING_ATTEMPTS = 10
 
 WANTED, NOT_WANTED = b"+", b"-"
@@ -255,7 +255,7 @@ class NatsQueue:
         return has_waited
 
     async def _has_room(self, session: Session, waiting: _Waiting) -> bool:
-        """In the store, as far as NATS answers; what is there of an earlier attempt is removed if it is in the way."""
+        """Whether the store has room, as far as NATS answers. If not, removes what an earlier attempt left there."""
         try:
             if await jetstream.free_bytes(session, self._names) >= waiting.reserved:
                 return True
@@ -265,7 +265,7 @@ class NatsQueue:
         return False
 
     async def _make_room(self, session: Session, waiting: _Waiting) -> None:
-        """Remove what is there of an earlier attempt, as far as NATS answers."""
+        """Remove whatever an earlier attempt has left in the store, as far as NATS answers."""
         if waiting.by_reference:
             with suppress(*NATS_ERRORS):
                 await jetstream.remove(session, self._names, waiting.job.ggrid)
@@ -299,7 +299,7 @@ class NatsQueue:
         if not answered:
             log.info("ggrid=%s dropped: no one is waiting for its answer", waiting.job.ggrid)
         try:
-            for _ in range(CLEANING_ATTEMPTS):  # after them, it disappears with its age
+            for _ in range(CLEANING_ATTEMPTS):  # after these, it disappears when it expires
                 session = await self._link.wait(PAUSE_S)
                 try:
                     if session is not None:
@@ -336,7 +336,7 @@ class NatsQueue:
         self._later(self._prepare(session))  # it may take long: a new leader is elected
 
     async def _on_answer(self, message: Msg) -> None:
-        """A worker's answer, or its question, without content, whether anyone still waits for it."""
+        """A worker's answer, or a message without content, which asks whether anyone is still waiting for it."""
         waiting = self._waiting.get(message.subject.rpartition(".")[2])
         if waiting is not None and message.data:
             try:

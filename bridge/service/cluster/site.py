@@ -66,7 +66,7 @@ class WorkerSite:
             self._stack = stack.pop_all()
 
     async def stop(self, drain_s: float) -> None:
-        """Finish what it has begun, as far as the time suffices, then stop in reverse order."""
+        """Finish what it has begun, as far as time allows, then stop in reverse order."""
         await self._worker.leave(drain_s)
         await self._stack.aclose()
 

@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 OVERTAKING_S = 5.0  # for which small mail may pass a larger one that waits
-_SMALL = 16  # a mail is small if it needs at most this part of the whole
+_SMALL = 16  # a mail is small if it needs at most this fraction of the whole
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +31,7 @@ class Space:
         self._waiting: deque[_Turn] = deque()
 
     def can_hold(self, size_bytes: int) -> bool:
-        """Whether it ever fits."""
+        """Whether it can ever fit."""
         return size_bytes <= self._size
 
     async def take(self, size_bytes: int, timeout_s: float, max_waiting: int) -> bool:
@@ -66,7 +66,7 @@ class Space:
         return size_bytes <= self._size // _SMALL and time.monotonic() - self._waiting[0].begun < self._overtaking_s
 
     def _leave(self, turn: _Turn) -> None:
-        """Its turn may have come at the moment in which it left."""
+        """Its turn may have come at the very moment when it left."""
         if turn in self._waiting:
             self._waiting.remove(turn)
         has_come = turn.came.done() and not turn.came.cancelled()

@@ -68,7 +68,7 @@ class Names:
 
     @property
     def nodes(self) -> str:
-        """Where API nodes do."""
+        """Where API nodes give theirs."""
         return f"{self.prefix}.nodes.{self.database}"
 
     @property
@@ -87,7 +87,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class JobHead:
-    """All about a job but the mail."""
+    """Everything about a job except the mail."""
 
     ggrid: str
     node: str  # the API node that waits for the answer

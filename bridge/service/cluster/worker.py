@@ -41,7 +41,7 @@ from bridge.service.settings import ServiceConfig
 
 ATTEMPTS = 3  # of one job; the analysis may be what kills the workers
 OLD_S = 1.0  # after this wait, the client may have gone
-CONFIRM_S = 1.0  # for the API node's word; it may be on its way to another server
+CONFIRM_S = 1.0  # for the API node's reply; it may be on its way to another server
 CONFIRMATIONS = 8
 START_S = 3.0
 DISK_S = 20.0  # for a slow disk, before a block is refused
@@ -246,7 +246,7 @@ class NatsWorker:
         return False
 
     async def _tell(self, head: JobHead, data: bytes) -> bytes:
-        """The API node's word on it. Raises nats errors."""
+        """The API node's reply. Raises nats errors."""
         session = self._link.session
         if session is None:
             raise NoRespondersError

@@ -66,7 +66,7 @@ def skeleton(text: str) -> str:
         return text.lower()
     text = _BACKWARDS.sub(lambda match: match[1][::-1], text[:2000])
     plain = unicodedata.normalize("NFKD", text).lower()
-    if not _LOOKALIKE.isdisjoint(plain):  # few texts have any, and to translate takes long (Python 3.11)
+    if not _LOOKALIKE.isdisjoint(plain):  # few texts have any, and translating takes long (Python 3.11)
         plain = plain.translate(_LOOKALIKES)
     return _UNSEEN.sub("", plain)
 
@@ -152,7 +152,7 @@ def imitated(host: str) -> str:
 
 
 def _owner(host: str) -> bool:
-    """Whether any brand uses this domain: `facebook.com.example` is no `facebook`, but `amazonaws.com` is Amazon."""
+    """Whether any brand uses this domain: `facebook.com.example` is not Facebook's, but `amazonaws.com` is Amazon's."""
     name, top = name_of(host), host.rpartition(".")[2]
     return name in _LABELS and (len(top) == 2 or top in _USUAL)
 

@@ -22,7 +22,7 @@ from bridge.service.detection.material import Material
 from bridge.service.detection.sender import Sender
 
 MAX_TARGETS = 600
-INLINE_HOSTS = 50  # different ones of a mail in the event loop: each takes up to a third of a millisecond
+INLINE_HOSTS = 50  # different ones in a mail, in the event loop: each takes up to a third of a millisecond
 _MAX_KEPT = 300  # characters of a host that is remembered
 _IN_TEXT = re.compile(r"https?:[/\\]++(?:[^\s/\\?#<>]*@)?[^\s\"'<>]+", re.IGNORECASE)
 _END_OF_HOST = re.compile(f"[{link_address.TYPOGRAPHIC}]")  # in a text
@@ -66,7 +66,7 @@ def all_of(material: Material) -> tuple[list[Target], int]:
 
 def _in_text(material: Material) -> Iterator[Target]:
     for match in islice(_IN_TEXT.finditer(material.plain), MAX_TARGETS):
-        for link in dict.fromkeys((match[0], _WORD.split(match[0], maxsplit=1)[0])):  # a quote may end it, or not
+        for link in dict.fromkeys((match[0], _WORD.split(match[0], maxsplit=1)[0])):  # a quote may or may not end it
             address = link_address.read(link)
             if address:
                 _spend(material, address.host)
@@ -75,7 +75,7 @@ def _in_text(material: Material) -> Iterator[Target]:
 
 
 def _without_text(address: Address) -> Address:
-    """Some languages have no spaces, so that more text may follow the host."""
+    """Some languages are written without spaces, so more text may follow the host."""
     if address.host.isascii():
         return address
     host = _END_OF_HOST.split(address.host, maxsplit=1)[0]
@@ -184,7 +184,7 @@ def _hosts(foreign: list[Target]) -> Iterator[tuple[str, str]]:
 
 
 def _imitations(hosts: Iterable[str], material: Material) -> Iterator[tuple[str, str]]:
-    """In a plain text beside a page: some programs show it, but its other signals would count twice.
+    """In a plain text that accompanies a page: some programs show it, but its other signals would count twice.
 
     Such a text lists the pictures of the page as well.
     """
@@ -227,7 +227,7 @@ def _purpose(targets: list[Target], foreign: list[Target], sender: Sender) -> It
         yield "url:main-suspicious", main
     brand = sender.brand or sender.subject_brand
     if sender.is_aligned and brands.owns(brand, sender.domain):
-        brand = ""  # it writes itself; its links may go through a service that counts clicks
+        brand = ""  # the brand itself writes; its links may go through a service that counts clicks
     if brand and not any(brands.owns(brand, site) for site in sites):
         yield "url:not-the-brand", f"{brand}|{main}"
     elif brand and not brands.owns(brand, main) and is_foreign:

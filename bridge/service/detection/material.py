@@ -53,6 +53,6 @@ class Material:
             self.names += [name[-100:].lower() for name in sorted(names)]
 
     def read(self) -> None:
-        """Last, because the inspection may give up before: this takes longest."""
+        """Done last, because it takes longest, and the inspection may give up before."""
         self.pages = [page.read(source) for source in self.sources]
         self.attached_pages = [page.read(source) for source in self.attached_sources]

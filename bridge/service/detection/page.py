@@ -1,7 +1,7 @@
 """What a page shows and what it hides: its text, hidden text, links, pictures and forms.
 
 Not a parser: a few searches over the source, each linear in its length, because the whole analysis of a mail may take
-a few milliseconds only. Styles in a style sheet are not applied, so text that only a style sheet hides counts as
+only a few milliseconds. Styles in a style sheet are not applied, so text that only a style sheet hides counts as
 shown. The time depends on the number of links and hidden elements, which are bounded.
 """
 
@@ -17,7 +17,7 @@ from bridge.service.analysis.content.links import ascii_lower
 from bridge.service.analysis.content.page_text import escaped_inputs
 
 MAX_PAGE = 128 * 1024  # characters that are read of each page
-MAX_SOURCE = 1024 * 1024  # in which links are searched for: else padding would hide them
+MAX_SOURCE = 1024 * 1024  # that are searched for links: else padding would hide them
 MAX_LINKS = 300  # of the part that is read, and as many of the rest
 MAX_ATTRIBUTES = 40  # of a tag, in front of the one with the link
 MAX_HIDDEN = 200  # elements
@@ -35,7 +35,7 @@ _HREF = re.compile(r"href\s*+=\s*+(?:\"([^\"]*)|'([^']*)|([^\s>]+))")
 _OTHER = re.compile(r"<(area|base|button|form|input|meta)(?=[\s/])")
 _OTHER_LINKS = {"area": "href", "base": "href", "button": "formaction", "form": "action", "input": "formaction"}
 _REFRESH = re.compile(r"\s*+[0-9.]*+\s*+[;,]?\s*+(?:url\s*+=\s*+)?[\"']?", re.IGNORECASE)
-_HIDING = re.compile(  # begins with one literal character, which `re` searches for fast; most values end at the next
+_HIDING = re.compile(  # begins with one literal character, which `re` searches for fast; most values fail at the next
     r":(?=\s{0,3}[nh01a-])(?:(?<=display:)\s{0,3}none|(?<=visibility:)\s{0,3}hidden|(?<=font-size:)\s{0,3}(?:0(?![.\d])|[01]px)"
     r"|(?:(?<=max-height:)|(?<=[;\s\"']height:))\s{0,3}0(?![.\d])|(?<=opacity:)\s{0,3}0(?![.\d])"
     r"|(?<=text-indent:)\s{0,3}-\d{3}|(?<=mso-hide:)\s{0,3}all)"
@@ -60,7 +60,7 @@ class Page:
     text: str = ""  # shown, in lower case, with single spaces
     hidden: int = 0  # characters of text that are not shown
     links: list[Link] = field(default_factory=list)
-    other_links: list[str] = field(default_factory=list)  # of forms, areas of a picture, and a page that goes on
+    other_links: list[str] = field(default_factory=list)  # of forms, areas of a picture, and redirects
     base: str = ""  # the address that completes the others
     pictures: int = 0
     linked_pictures: int = 0
@@ -128,7 +128,7 @@ def as_text(source: str) -> str:
 
 
 def _split_words(text: str) -> int:
-    """How often invisible characters are between two letters; a letter counts for one of two neighbours."""
+    """How often there are invisible characters between two letters; no letter counts twice."""
     count = done = 0
     if not any(map(text.__contains__, _INVISIBLE_CHARACTERS)):  # a tenth of the time of a search for all of them
         return 0
@@ -234,7 +234,7 @@ def _attribute(lower: str, start: int, wanted: str) -> tuple[int, int] | None:
 
 
 def _add_others(found: Page, source: str, lower: str) -> None:
-    """Links that are no anchors."""
+    """Links that are not anchors."""
     for count, match in enumerate(_OTHER.finditer(lower)):
         if count >= MAX_LINKS:
             found.is_cut = True

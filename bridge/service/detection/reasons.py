@@ -19,7 +19,7 @@ def sentences(signals: Mapping[str, str], weights: Mapping[str, float], limit: i
 
 
 def meaning_of(tag: str) -> str:
-    """The sentence in general, for documents."""
+    """The sentence in general terms, for documents."""
     return SENTENCES.get(tag, "").format("X", "Y")
 
 

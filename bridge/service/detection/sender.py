@@ -67,7 +67,7 @@ class Sender:
 
     @property
     def is_aligned(self) -> bool:
-        """Whether a signature or the envelope is of the domain in From."""
+        """Whether a signature or the envelope belongs to the domain in From."""
         others = {domains.registered(name) for name in (*self.signers, self.envelope_domain) if name}
         return self.site in others or any(brands.are_related(self.site, other) for other in others)
 
@@ -188,7 +188,7 @@ def _is_needless(value: str) -> bool:
 
 @lru_cache(1024)
 def _has_lookalikes(text: str) -> bool:
-    """Words of Latin and of other letters that look the same."""
+    """Whether a word mixes Latin letters with others that look the same, or has letters that imitate Latin ones."""
     if text.isascii():
         return False
     for word in re.findall(r"[^\W\d_]{2,}", text[:300]):

@@ -19,8 +19,8 @@ from bridge.service.detection.material import Material
 WORD_BITS = 15
 _MASK = (1 << WORD_BITS) - 1
 MAX_WORDS = 250  # different words of the text
-_ADDRESS = re.compile(r"[^\s@<>]{1,64}@[^\s@<>]{1,100}")  # whose words say nothing about others
-_UNSUBSCRIBE = (  # one by one in a tenth of the time of a pattern
+_ADDRESS = re.compile(r"[^\s@<>]{1,64}@[^\s@<>]{1,100}")  # whose words say nothing about other mails
+_UNSUBSCRIBE = (  # searched for one by one, in a tenth of the time of a pattern
     *("unsubscribe", "opt out", "opt-out", "optout", "abmelden", "abbestellen", "descadastr", "cancelar inscri"),
     *("darse de baja", "d\u00e9sabonn", "d\u00e9sinscri", "disiscri", "uitschrijven"),
 )
@@ -106,11 +106,11 @@ def _words(who: sender.Sender, text: str) -> dict[int, str]:
 
 
 def _words_in(text: str) -> list[str]:
-    """Without those of addresses, which are searched for where there is an "@" only: the pattern takes long."""
+    """Without those in addresses, which are searched for only where there is an "@": the pattern takes long."""
     if "@" in text:
         text = " ".join([_ADDRESS.sub(" ", piece) if "@" in piece else piece for piece in text.split()])
     found = body.words_of(text, _WORD, _SPACES)
-    if max(map(len, found), default=0) > _LONGEST_WORD:  # the pattern takes it in pieces
+    if max(map(len, found), default=0) > _LONGEST_WORD:  # the pattern splits it
         return _WORD.findall(text)
     return [word for word in found if len(word) >= _SHORTEST_WORD]
 

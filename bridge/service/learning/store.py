@@ -27,7 +27,7 @@ BATCH = 500
 
 
 class TooManyScopes(Exception):
-    """Votes are kept for as many tenants as there may be."""
+    """Votes are already kept for the maximum number of tenants."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class ListsApi:
         await send_json(send, 200, {"modifiedEntries": count})
 
     def _add(self, scope: str, definition: ListDefinition, items: list[Any]) -> int:
-        """Raises Refused, ListFull. Blocks: the conversion of 500 international names takes half a second, too."""
+        """Raises Refused, ListFull. Blocks: converting 500 international names alone takes half a second."""
         entries = [_entry(definition, item, i) for i, item in enumerate(items)]
         count = self._lists.add(scope, definition.name, entries)
         if replaced := _of_earlier_versions(definition, entries):
@@ -129,7 +129,7 @@ class ListsApi:
 
 
 class _Places:
-    """For the requests that are in work."""
+    """Places for the requests that are being answered."""
 
     def __init__(self) -> None:
         self._taken = 0

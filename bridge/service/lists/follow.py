@@ -118,7 +118,7 @@ class ListFollower:
                 await asyncio.sleep(0)
 
     async def _in_thread(self, work: Callable[[], T], answer_s: float | None = None) -> T:
-        """To its end: there is one thread. After `answer_s`, the lists count as unreadable until then."""
+        """Wait until the work ends: there is one thread. After `answer_s`, the lists count as unreadable until then."""
         running = self._running = self._thread.run(work)
         if not (await asyncio.wait([running], timeout=answer_s))[0]:
             self._lost(no_answer())

@@ -37,7 +37,7 @@ class ListIndex:
         self._categories = {definition.name: definition.category for definition in definitions}
         self._allowing = allowing  # lists that can get a mail delivered
         self._words: dict[str, dict[str, set[str]]] = {}  # by scope, then list
-        self._labels: dict[tuple[str, str], set[int]] = {}  # by scope and list: how many the entries of a URL list have
+        self._labels: dict[tuple[str, str], set[int]] = {}  # by scope and list: label counts of a URL list's entries
         self._networks: dict[str, dict[str, dict[Length, set[int]]]] = {}
 
     @property
@@ -162,7 +162,7 @@ def _all_agree(
 
 
 def _own_spelling(recipient: str) -> tuple[str, ...]:
-    """An entry that has mail delivered is about nobody else, however a mail server spells them."""
+    """An entry that gets mail delivered is about this recipient only, however a mail server spells the address."""
     return (comparable_address(recipient),)
 
 

@@ -34,7 +34,7 @@ class Admission:
         self._finished = asyncio.Event()  # set whenever a request finishes
 
     def use(self, limit: int, threshold: int, limits: Callable[[], tuple[int, int] | None]) -> None:
-        """From now on these limits apply, unless `limits` knows others, which change with the workers of a cluster."""
+        """From now on these limits apply, unless `limits` returns others, which change with a cluster's workers."""
         self._configured = limit, threshold
         self._limits = None if limits() is None else limits
 

@@ -3,7 +3,7 @@
 Unknown fields are ignored, because a newer client may send them; known fields are checked, because
 the analyzers trust them. `remoteAddress` is not refused, whatever it is: mail servers write addresses in many ways
 and `unknown` where they have none, and a mail must not stay unscanned for that. Knows JSON, nothing about multipart.
-Every mistake is a `Refused` with the status and the Error object that the client receives.
+Every error is a `Refused` with the status and the Error object that the client receives.
 """
 
 from __future__ import annotations

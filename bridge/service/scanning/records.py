@@ -115,7 +115,7 @@ class RecordWriter:
 
     def _write(self, batch: list[dict[str, Any]]) -> None:
         with self._store.writing() as connection:
-            # Two workers may have analysed the same mail, if one of them could not be heard; the first record stays.
+            # Two workers may have analysed the same mail, if one could not report in time; the first record stays.
             connection.execute(insert_into(connection, analysis).on_conflict_do_nothing(), batch)
             if time.monotonic() - self._expired_at > EXPIRE_INTERVAL_S:
                 self._expired_at = time.monotonic()

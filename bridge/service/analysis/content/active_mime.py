@@ -18,7 +18,7 @@ _HEAD = 64  # bytes in which it begins
 _ZLIB = re.compile(rb"\x78[\x01\x5e\x9c\xda]")
 _ZLIB_WITHIN = 4096  # bytes; usually at 50
 _ATTEMPTS = 16
-_OFFSET_AT, _OFFSET_FROM = 0x1E, 46  # where the header says how far from there the data begins
+_OFFSET_AT, _OFFSET_FROM = 0x1E, 46  # where the header has the offset of the data, and where that counts from
 _OFFICE_NAMES = frozenset(
     "doc docx docm dot dotx dotm rtf wiz wbk xml xls xlsx xlsm xlt xlsb ppt pptx pps pot one".split()  # noqa: SIM905
 )

@@ -74,7 +74,7 @@ def _entries(content: bytes) -> list[tuple[int, int, int]]:
 
 
 def _is_mac_binary(content: bytes) -> bool:
-    """It has no mark: bytes that are zero, a name without control characters, and lengths that fit."""
+    """The format has no mark, but bytes that are zero, a name without control characters, and lengths that fit."""
     if len(content) <= _BINARY_HEADER or content[74] or content[82] or not 0 < content[1] <= _MAX_NAME:
         return False
     name, rest = content[2 : 2 + content[1]], content[2 + content[1] : 65]

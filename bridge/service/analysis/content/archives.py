@@ -134,7 +134,7 @@ def kind_of(content: bytes) -> str:
 
 
 def kinds_of(content: bytes, names: Collection[str]) -> list[str]:
-    """Everything that some program opens it as: first what it is by its first bytes."""
+    """Every kind that some program opens it as: first, the one that its first bytes indicate."""
     suffixes = {extension for name in names for extension in extensions_of(name)}
     kinds = [kind_of(content)]
     is_unknown = bool(suffixes & _TAR_NAMES) or not (kinds[0] or family_of(content))
@@ -173,7 +173,7 @@ _PLAIN_BEGINNINGS: dict[str, Callable[[bytes], bool]] = {
 
 
 def is_only_guessed(kinds: Collection[str], names: Collection[str]) -> bool:
-    """Whether a name says that it is an archive, and nothing else does but marks that may be an accident."""
+    """Whether only a name says that it is an archive, apart from marks that may be a coincidence."""
     suffixes = {extension for name in names for extension in extensions_of(name)}
     return bool(kinds) and _GUESSES.issuperset(kinds) and not suffixes.isdisjoint(_OWN_NAMES | _UNOPENED_NAMES)
 
@@ -194,7 +194,7 @@ def is_opened(kind: str, has_library: bool) -> bool:
 
 
 def inner_names(names: Collection[str]) -> list[str]:
-    """Of the single file in a compressed one, which is named after it: `a.js.Z`."""
+    """The names of the single file in a compressed one, which is named after it: `a.js.Z`."""
     return [name.rpartition(".")[0] for name in names if not _COMPRESSED_NAMES.isdisjoint(extensions_of(name))]
 
 

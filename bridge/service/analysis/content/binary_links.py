@@ -11,8 +11,8 @@ import re
 from bridge.service.analysis.content.unpacking import Budget
 
 _BYTE_WORK, _MARK_WORK, _MATCH_WORK = 4, 20, 250
-# All in lower case. Each pattern begins with literal characters, which `re` searches for fast. To the end: a long user
-# may precede the host.
+# All in lower case. Each pattern begins with literal characters, which `re` searches for fast, and goes on to the end:
+# a long user may precede the host.
 _LINKS = tuple(
     re.compile(start + rb"[!-~]{4,}+")
     for start in (rb"http(?:s:|:)[/\\]*+", rb"ftp:[/\\]*+", rb":[/\\]{2,}+", rb"www\.")

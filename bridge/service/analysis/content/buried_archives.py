@@ -40,7 +40,7 @@ def _plain(name: str) -> str:
     return _NOT_PLAIN.sub("", name)
 
 
-# The mark of each, where it stands in the archive, and who opens it.
+# The mark of each, where it is in the archive, and the function that opens it.
 _KINDS: tuple[tuple[bytes, int, _Opener], ...] = (
     (b"\x1f\x8b\x08", 0, _gzip_members),
     (b"1AY&SY", 4, bzip2_members),
@@ -50,7 +50,7 @@ _KINDS: tuple[tuple[bytes, int, _Opener], ...] = (
 
 
 def has_buried(content: bytes) -> bool:
-    """Whether one may begin after the first byte; or there are too many marks to look at all of them unpaid."""
+    """Whether one may begin after the first byte; or there are too many marks to look at without a budget."""
     marks = _marks(content)
     return any(_is_likely(content, *mark) for mark in islice(marks, _FEW)) or next(marks, None) is not None
 
@@ -85,7 +85,7 @@ def _marks(content: bytes) -> Iterator[tuple[int, _Opener]]:
 
 
 def _is_likely(content: bytes, at: int, opener: _Opener) -> bool:
-    """The marks of gzip and tar are short, and may be an accident."""
+    """The marks of gzip and tar are short, and may be a coincidence."""
     if opener is _gzip_members:
         return at + 9 < len(content) and not content[at + 3] & _NO_FLAGS and content[at + 8 : at + 9] in GZIP_LEVELS
     if opener is bzip2_members:

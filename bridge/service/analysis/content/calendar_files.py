@@ -10,11 +10,11 @@ from bridge.mime.structure import Part
 from bridge.service.analysis.content import recognition
 
 _FILE_NAME = re.compile(r"(?:name|label)=(?:\"([^\"]+)|([^\";:]+))", re.IGNORECASE)  # with a prefix or not
-_IN_BASE64 = re.compile(  # also as vCard 2.1 says it, or by the type of the value alone
+_IN_BASE64 = re.compile(  # also as vCard 2.1 writes it, or by the type of the value alone
     r"encoding=[\"']?b|;\s*base64|;\s*value=[\"']?binary", re.IGNORECASE
 )
 _DATA_ADDRESS = re.compile(r";\s*base64\s*,(.*)", re.IGNORECASE)  # RFC 2397: the end of `data:TYPE;base64,...`
-_LINE_END = re.compile(r"[\r\n]+")  # nothing else: a form feed is not one, but is between letters of Base64
+_LINE_END = re.compile(r"[\r\n]+")  # nothing else: a form feed is not one, but may be between letters of Base64
 _FOLDED = re.compile(r"(?:\r\n?|\n)[ \t]")
 _FLOWED = re.compile(r" \r?\n")
 # RFC 5545 3.3.11; `\:` and `\"` are not in it, but programs write them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _HEADER = 16  # two lengths, the kind and a checksum
 _KIND = slice(8, 12)
-_WINDOW = 4096  # bytes back to which a reference reaches
+_WINDOW = 4096  # how many bytes back a reference can reach
 _DICTIONARY = (
     rb"{\rtf1\ansi\mac\deff0\deftab720{\fonttbl;}{\f0\fnil \froman \fswiss \fmodern \fscript \fdecor MS Sans Serif"
     rb"SymbolArialTimes New RomanCourier{\colortbl\red0\green0\blue0"

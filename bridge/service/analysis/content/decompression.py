@@ -3,7 +3,7 @@
 The decoders of the standard library discard what they produced in the call that fails; other programs keep it,
 so it is decoded again, and from the failed call on in smaller and smaller steps. Input is passed in pieces that
 grow, because a decoder copies what it does not need, and a file may consist of many thousands of streams. Other
-programs still read more of some damaged data (7-Zip and unzip ignore mistakes in the codes of deflate, The Unarchiver
+programs still read more of some damaged data (7-Zip and unzip ignore errors in deflate codes, The Unarchiver ignores
 the checksums of xz), so a mail with a damaged file is not delivered by default (`default_scores`).
 
 Engines that look for malware may stop at damage, or after the first stream, as ClamAV does with bzip2: only a file
@@ -24,7 +24,7 @@ from bridge.mime.structure import TooMuch
 from bridge.service.analysis.content.unpacking import MAX_MEMBER, BadArchive, Budget, Member
 
 MAX_MEMORY = 128 * 1024 * 1024  # that a decoder may use; `xz -9` needs 65 MiB
-STREAM_COST = 1024  # work, however short a stream is: to create a decoder takes longer than to use it
+STREAM_COST = 1024  # work, however short a stream is: creating a decoder takes longer than using it
 BZIP2_MAGIC, XZ_MAGIC = b"BZh", b"\xfd7zXZ"
 _FIRST_PIECE, _MAX_PIECE = 512, 64 * 1024
 _CHUNK = 256 * 1024
@@ -33,7 +33,7 @@ _STEPS = ((_MAX_PIECE, _CHUNK), (256, _CHUNK), (1, _CHUNK), (1, 512), (1, 1))
 _ONE_BYTE_IN = 2  # the first of them with a single byte
 _STEP_COST = 256  # work for each such call
 _GZIP_NAME = 256  # where a name of usual length ends
-GZIP_LEVELS = (b"\0", b"\2", b"\4")  # 7-Zip opens no other
+GZIP_LEVELS = (b"\0", b"\2", b"\4")  # 7-Zip opens no others
 _USUAL_FLAGS = 1 | 4 | 8 | 16  # of gzip: text, an extra field, a name, a comment; but no checksum of the header
 _OLDER = (b"\x1f\x9d", b"\x1f\x9e", b"\x1f\xa0", b"\x1f\x1e")  # what `gunzip` reads too: compress, LZH, pack
 _LZMA_HEAD = 14  # bytes
@@ -95,7 +95,7 @@ class Decoded:
 def decode(new: Callable[[], Decoder], data: bytes, at: int, budget: Budget) -> Decoded:
     """One stream that begins at `at`. Raises TooMuch."""
     out: list[bytes] = []
-    failed: list[int] = []  # the call from which on smaller steps are needed, for each size of step
+    failed: list[int] = []  # for each size of step: the call from which smaller steps are needed
     for _ in _STEPS:
         budget.take_work(STREAM_COST)
         out = []
@@ -225,7 +225,7 @@ def xz_members(content: bytes, names: Collection[str], budget: Budget) -> Iterat
 
 
 def _has_plain_blocks(content: bytes) -> bool:
-    """Whether no block has filters for programs, of which others know fewer. Large files have several blocks.
+    """Whether no block has filters for executables; others support fewer of them. Large files have several blocks.
 
     The first two bits of a block's flags are their number; the index at the end gives the length of each block.
     """
@@ -266,7 +266,7 @@ def new_lzma() -> Decoder:
 
 
 def is_lzma(content: bytes) -> bool:
-    """As 7-Zip and The Unarchiver: the format has no magic number. The rules of liblzma are stricter."""
+    """Decided as 7-Zip and The Unarchiver do: the format has no magic number. The rules of liblzma are stricter."""
     if len(content) < 14 or content[0] >= 225 or content[13] != 0:
         return False
     if content.startswith(_LZMA_DEFAULT):
@@ -278,7 +278,7 @@ def is_lzma(content: bytes) -> bool:
 
 
 def is_lzma86(content: bytes) -> bool:
-    """The same after one byte, which says whether it was filtered: only programs differ then, and only in part."""
+    """The same after one byte, which says whether it was filtered: that changes only executables, and only in part."""
     return content[:1] in (b"\0", b"\1") and is_lzma(content[1 : 1 + _LZMA_HEAD])
 
 

@@ -1,9 +1,9 @@
-"""Documents that are encrypted with a password that Office itself tries: they open without a question.
+"""Documents that are encrypted with a password that Office itself tries: they open without asking for one.
 
 Excel and PowerPoint write them if anyone may read a document but a password is needed to change it; attackers write
 them because scanners cannot look into an encrypted document. Both forms of encrypted OOXML are read (MS-OFFCRYPTO
 2.3.4.5 and 2.3.4.10) if `cryptography` is installed, and old workbooks in RC4 (2.3.5 and 2.3.6). All work is charged;
-nothing here raises but TooMuch.
+nothing here raises anything but TooMuch.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _secret(about: dict[str, str], budget: Budget) -> bytes:
     """The key of the document; empty if it needs another password."""
     new, salt = _hash(about["hashAlgorithm"]), _base64(about["saltValue"])
     size = int(about["keyBits"]) // 8
-    if size not in (16, 24, 32):  # the sender's word, and the size of what is allocated
+    if size not in (16, 24, 32):  # the sender chose it, and it is the size of an allocation
         raise ValueError("not an AES key")
     for password in _PASSWORDS:
         budget.take_work(_KEY_WORK)

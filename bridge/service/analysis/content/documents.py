@@ -16,7 +16,7 @@ MAX_NESTED = 6  # documents within documents, besides archives
 
 
 def kinds_of(content: bytes, names: Collection[str], formats: Collection[str]) -> Iterator[str]:
-    """All formats that may read it, because programs go by its name: a page may contain the mark of a PDF document."""
+    """All formats that it may be read as: programs go by the name, and a page may contain the mark of a PDF file."""
     if QR_CODES in formats and pictures.is_picture(content):
         yield QR_CODES
     if PDF in formats and pdf_files.is_pdf(content, names):

@@ -1,7 +1,7 @@
 """Workbooks of Excel: macros of Excel 4, which are formulas in special sheets, and cells that query other programs.
 
 Reads the records of old workbooks (MS-XLS) and binary ones (MS-XLSB), and sheets in XML. The names of parts are free:
-sheets are known by how they begin. We do not see what a macro assembles from characters, but we do see
+sheets are recognised by how they begin. We do not see what a macro assembles from characters, but we do see
 that it writes formulas when the workbook is opened.
 """
 
@@ -36,7 +36,7 @@ _AUTO = re.compile(rb"\0?a\0?u\0?t\0?o\0?_\0?(?:o\0?p\0?e\0?n|c\0?l\0?o\0?s\0?e|
 _BUILT_IN_AUTO = (b"\x01", b"\x02", b"\x0a", b"\x0b")  # Auto_Open, Auto_Close, Auto_Activate, Auto_Deactivate
 _MACRO_PART = re.compile(r"(?:^|[/\\])macrosheets[/\\]", re.IGNORECASE)
 _BINARY_PART = re.compile(r"(?:^|[/\\])xl[/\\](?:workbook\.bin$|(?:macro|work)sheets?[/\\])", re.IGNORECASE)
-_BINARY_SHEET = re.compile(rb"\x81\x01\x80{0,3}\0")  # BrtBeginSheet; no record says that it is one of macros
+_BINARY_SHEET = re.compile(rb"\x81\x01\x80{0,3}\0")  # BrtBeginSheet; no record says that it is a macro sheet
 _BINARY_BOOK = re.compile(rb"\x83\x01\x80{0,3}\0")  # BrtBeginBook
 _SHEET_PART = re.compile(r"(?:^|[/\\])xl[/\\]\w{0,40}sheets?[/\\]", re.IGNORECASE)
 _MACRO_ROOT = re.compile(r"[<:]macrosheet[\s/>]")
@@ -135,7 +135,7 @@ def _size(kind: int, operand: bytes) -> int | None:
 
 
 class Sheet(NamedTuple):
-    """What a part of an .xlsx or .xlsm file is if it has formulas."""
+    """The kind of a part of an .xlsx or .xlsm file, and its formulas."""
 
     is_macro: bool
     formulas: list[str]  # those with a mark of an address, or with a reference, in which anything may be
@@ -181,7 +181,7 @@ def tags_of_names(defined: str) -> Iterator[str]:
 def tags_of_book(book: bytes, budget: Budget) -> Iterator[str]:
     """Records of an old workbook: sheets of macros, a name that runs one, what they call, links, a password."""
     is_macro = is_auto = writes = False
-    at, end = 0, len(book.rstrip(b"\0"))  # zeros fill the last sector; an empty record within is only passed over
+    at, end = 0, len(book.rstrip(b"\0"))  # zeros fill the last sector; an empty record before them is skipped
     while at + 4 <= len(book) and at < end:
         budget.take_work(_RECORD_WORK)
         kind, size = int.from_bytes(book[at : at + 2], "little"), int.from_bytes(book[at + 2 : at + 4], "little")

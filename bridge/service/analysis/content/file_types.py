@@ -49,8 +49,9 @@ _BEGINNINGS = tuple(magic for magic, _ in _MAGIC)
 _NOT_CONTROL = bytes(set(range(0x20, 0x100)) - {0x7F}) + b"\t\r\n\f\x1b"
 
 _EXTENSIONS = {
-    # What Windows, macOS or Linux run, install or mount when it is opened, and what mail programs and gateways refuse
-    # by default for that reason. Without the types that ordinary mail contains: certificates, databases, web pages.
+    # What Windows, macOS or Linux runs, installs or mounts when it is opened, and what mail programs and gateways
+    # refuse by default for that reason. Without the types that ordinary mail contains: certificates, databases, web
+    # pages.
     EXECUTABLE: "exe com scr pif bat cmd vb vbs vbe vbp vbscript js jse mjs ws wsf wsc wsh sct ps1 ps1xml ps2 ps2xml "
     "psc1 psc2 psd1 psdm1 psm1 pssc cdxml msh msh1 msh2 mshxml msh1xml msh2xml msc msi msp mst msu hta htc cpl dll ocx "
     "sys drv vxd efi mui jar jnlp lnk url website webloc reg scf inf ins isp app application appref-ms appx appxbundle "
@@ -97,7 +98,7 @@ def family_of(content: bytes) -> str:
 
 
 def is_program(content: bytes) -> bool:
-    """Whether this is certainly a program: two letters at its start alone could be an accident."""
+    """Whether this is certainly a program: two letters at its start alone could be a coincidence."""
     if content.startswith(b"MZ") and len(content) >= 64:
         at = int.from_bytes(content[60:64], "little")
         return content[at : at + 4] == b"PE\0\0"
@@ -118,13 +119,13 @@ def is_text(content: bytes) -> bool:
 
 
 def extension_of(name: str) -> str:
-    """What decides how a file is opened, once it is saved: a program's extension if one reading of the name has one."""
+    """What decides how a file is opened, once it is saved: a program's extension if any reading of the name has one."""
     found = extensions_of(name)
     return next((extension for extension in found if _FAMILY.get(extension) == EXECUTABLE), found[0])
 
 
 def has_extension(names: Iterable[str], extensions: Collection[str]) -> bool:
-    """Whether one reading of one of the names has one of these extensions."""
+    """Whether any reading of any of the names has one of these extensions."""
     return any(extension in extensions for name in names for extension in extensions_of(name))
 
 
@@ -163,7 +164,7 @@ def named_family(name: str) -> str:
 
 
 def is_program_type(content_type: str) -> bool:
-    """Whether a part without a name gets the extension of a program when it is saved, by its type."""
+    """Whether a part without a name would, by its type, get the extension of a program when it is saved."""
     return content_type in _PROGRAM_TYPES or named_family(content_type) == EXECUTABLE
 
 

@@ -2,10 +2,10 @@
 
 The rules are those of the URL standard (https://url.spec.whatwg.org/#concept-basic-url-parser). White space and control
 characters around a link, and tabs and line ends in it, are removed. A backslash is a slash, and before a host there may
-be any number of them, also none. All that precedes the last "@" before the path is a user, whatever characters it
-consists of. If somebody reads a link in another way than the browser, a mail leads where nobody has looked.
+be any number of them, or none. All that precedes the last "@" before the path is a user, whatever characters it
+consists of. If this file reads a link differently from the browser, a mail leads where nobody has looked.
 
-This is about a link that somebody else has found, in an attribute or a code: `links` and `detection.page` find them.
+This is about a link that has already been found, in an attribute or a code: `links` and `detection.page` find them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TYPOGRAPHIC = "\u2018-\u201f\u2039\u203a\u00ab\u00bb\u3001\u3008-\u3011\uff08\uf
 WEB = frozenset({"http", "https"})
 _SPECIAL = WEB | {"ftp", "ws", "wss"}  # a host always follows these
 _AROUND = "".join(map(chr, range(0x21)))  # control characters and the space
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]++):", re.IGNORECASE)  # not a single letter, which is a drive
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]++):", re.IGNORECASE)  # more than a single letter, which would be a drive
 _SLASHES = re.compile(r"[/\\]*+")
 _AUTHORITY = re.compile(r"[^/\\?#]*+")
 _HOST = re.compile(r"[^\s/\\?#@:<>\[\]^|%\x00-\x20\x7f-\U0010ffff]{1,253}")  # what browsers do not refuse, in ASCII

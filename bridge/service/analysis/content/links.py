@@ -23,7 +23,7 @@ _LINK = re.compile(  # a host, or the beginning of a user that no host can begin
     rf"//[\t\r\n]*+([^/\\?#{_TEXT_END}]+|(?=[{_TEXT_END}][^/\\?#@]*+@))"
     r"(?=([/\\?#]?))"  # what ends a host for browsers, or nothing
 )
-# As browsers read it: any number of slashes and backslashes, also none, with tabs and line ends between them. The last
+# As browsers read it: any number of slashes and backslashes, or none, with tabs and line ends between them. The last
 # one: a path on this machine that Windows takes for a server.
 _ODD_LINKS = (
     ("http", re.compile(r"(https?):(?!//[^/\\\s])[\\/\t\r\n]*+(?=[^?#])(?!%2f)")),
@@ -50,7 +50,7 @@ _BREAK = re.compile(  # a tab or line end
 )
 _BREAKS = frozenset("\t\r\n")
 _QUOTES = frozenset("'\"`")
-_WORD_END = re.compile(rf"[\s\"<>{link_address.TYPOGRAPHIC}]")  # of a user that does not stand in an attribute
+_WORD_END = re.compile(rf"[\s\"<>{link_address.TYPOGRAPHIC}]")  # of a user that is not in an attribute
 _VALUE_ENDS = {"=": ">\t\r\n\f ", **{quote: quote for quote in _QUOTES}}
 _REFRESH = re.compile(  # `<meta http-equiv=refresh content="0; url=https://...">`: all of the value follows
     r"content\s{0,3}=\s{0,3}([\"'])\s{0,3}[\d.]{0,9}\s{0,3}[;,]\s{0,3}(?:url\s{0,3}=)?\Z"
@@ -60,10 +60,10 @@ _VALUE = ("=", "='", '="')
 _BROKEN = (  # browsers remove tabs and line ends from links; possessive (`*+`), because white space can be long
     ("h", re.compile(r"h(?=[t\t\r\n])(?!ttps?:)[\t\r\n]*+t[\t\r\n]*+t[\t\r\n]*+p[\t\r\n]*+s?[\t\r\n]*+:")),
     ("/", re.compile(r"/[\t\r\n]++[/\\]")),
-    ("\\", re.compile(r"\\[\t\r\n]++\S")),  # most pages have none: to look for one character takes no time
+    ("\\", re.compile(r"\\[\t\r\n]++\S")),  # most pages have none: looking for one character takes no time
 )
 _ESCAPING = ("style", "script", "\\rtf", "location", "href", "import")  # without these, a backslash means itself
-_DOWNLOAD = re.compile(r"(?<![\w?&.-])download[\s>/]")  # an attribute without a value; then the type says the name
+_DOWNLOAD = re.compile(r"(?<![\w?&.-])download[\s>/]")  # an attribute without a value: then the type gives the name
 _DOWNLOAD_NAME = re.compile(r"download(?:\s*=|[\"'`])")  # `<a download=`, `a.download =`, `"download", "x.js"`
 _TAG = 2000  # characters in which a tag begins before an attribute
 _ODD_HOST = re.compile(r"[,;&=|{}!$*`~+^]")
@@ -87,7 +87,7 @@ class NeedsProcess(Exception):
 class Links:
     """Collects hosts and tags from any number of texts.
 
-    `scan` raises TooMuch beyond `max_hosts`, and NeedsProcess where `is_inline` and the names take too long.
+    `scan` raises TooMuch beyond `max_hosts`, and NeedsProcess if `is_inline` is set and the names take too long.
     Otherwise it calls `charge` with the work that it is going to do.
     """
 
@@ -106,7 +106,7 @@ class Links:
         self._charge = charge
 
     def scan(self, text: str, *, is_html: bool, is_certain: bool = True) -> None:
-        """Escapes of styles and scripts are read only if the text is certainly one that is shown: it takes long."""
+        """Escapes of styles and scripts are read only if the text is certainly one that is shown: this takes long."""
         if not is_html:
             self._scan(ascii_lower(text), is_html=False)
             return
@@ -129,7 +129,7 @@ class Links:
             self._scan(ascii_lower(inner), is_html=True)
 
     def _scan(self, text: str, *, is_html: bool) -> bool:
-        """Whether a link ends at a tab or line end, so that it may not end there."""
+        """Whether a link seems to end at a tab or line end: it may go on after that."""
         is_broken = False
         self._check_length(text)
         if "\\" in text and any(map(text.__contains__, _BACKSLASHED)):
@@ -165,7 +165,7 @@ class Links:
     def _add_rest(self, text: str, match: re.Match[str], is_html: bool) -> None:
         """In an attribute, what precedes the host may contain spaces, brackets and quotes.
 
-        In a text, it may begin with them, but behind a host they end the link: an address may follow without a space.
+        In a text, it may begin with them, but after a host they end the link: an address may follow without a space.
         """
         start = match.start()
         scheme = _SCHEME.search(text, max(0, start - 32), start) if text[start - 1 : start] == ":" else None
@@ -270,7 +270,7 @@ class Links:
         return host_of(raw)
 
     def spend(self, names: str) -> None:
-        """Names of hosts that others convert. Raises NeedsProcess like `scan`."""
+        """Charge for names of hosts that other code converts. Raises NeedsProcess like `scan`."""
         if not names.isascii():
             self._spend(len(names))
 
@@ -310,7 +310,7 @@ def _may_be_link(text: str, start: int) -> bool:
 
 
 def _ends_of(text: str, start: int) -> str:
-    """The characters that end the value of an attribute, or a string, that begins at `start`; "" if it is neither."""
+    """The characters that end the value of an attribute, or the string, that begins at `start`; "" if neither does."""
     before = text[start - 1]
     refresh = _REFRESH.search(text, max(0, start - 60), start) if before in _INNER else None
     return refresh[1] if refresh else _VALUE_ENDS.get(before, "")

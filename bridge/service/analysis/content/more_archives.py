@@ -40,7 +40,7 @@ _READERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 KINDS = frozenset(_READERS)
 SINGLE = frozenset(kind for kind, (_, formats) in _READERS.items() if formats == ("raw",))  # one file, without a name
-# Engines open these themselves. But ClamAV knows few methods of 7z, and none of RAR without a library that is not free.
+# Engines open these themselves. But ClamAV supports few methods of 7z, and none of RAR without a non-free library.
 _KNOWN_TO_ENGINES = frozenset({"rar", "7z", "cab", "iso", "cpio"})
 
 _BLOCK = 256 * 1024
@@ -90,7 +90,7 @@ def archive_members(content: bytes, kind: str, names: Collection[str], budget: B
     try:
         yield from _members(content, kind, names, budget, b"")
     except BadArchive:
-        if not facts.is_encrypted and not facts.is_volume:  # else that is why
+        if not facts.is_encrypted and not facts.is_volume:  # else, that is the reason
             raise
     if kind == "iso":
         descriptors = content[_DESCRIPTORS]
@@ -175,7 +175,7 @@ def _member(ffi: Any, archive: int, entry: int, names: tuple[str, ...], budget: 
 
 
 def _unread(ffi: Any, archive: int | None, exc: Any, names: tuple[str, ...], content: bytes | None = None) -> Member:
-    """Why the library does not read on: only its text tells what it does not support from what is damaged.
+    """Why the library does not read on: only its text distinguishes unsupported data from damaged data.
 
     `archive` is None if no format was recognised: asked about such an archive, libarchive crashes.
     """

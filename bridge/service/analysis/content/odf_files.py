@@ -27,7 +27,7 @@ _READ = frozenset({_MODULE, _LISTENER}) | _QUERIES
 _FORMULA = re.compile(r"\bformula\s*+=\s*+(?:\"([^\"]*+)\"|'([^']*+)')")
 _DECLARES = "<!"  # a comment, a CDATA section, or declarations of what may be in any attribute
 _BY_ITSELF = re.compile(r"\s*+(?:[^\s:]*+:)?(?:load|unload|new|start-app|focus|mouseover|create)")
-# What a parser does not reach, because the document is damaged before:
+# What a parser does not reach, because the document is damaged before it:
 _HREF = re.compile(r"\bhref\s*+=\s*+(?:\"([^\"]*)\"|'([^']*)')")
 _MODULE_TAG = re.compile(r"<(?:[^\s<>:/]++:)?module(?:\s[^<>]*+)?>([^<]*+(?:<(?!/)[^<]*+)*)")
 _LISTENER_TAG = re.compile(r"<(?:[^\s<>:/]++:)?event-listener\s([^<>]*+)")

@@ -73,7 +73,7 @@ def is_remote(target: str) -> bool:
     if address is None:
         return text.startswith("mhtml:")
     raw = address.host
-    if address.scheme in _PATHS:  # a port stands behind the host: `\\host@SSL@443\share`
+    if address.scheme in _PATHS:  # the host is followed by a port: `\\host@SSL@443\share`
         raw = address.user.partition("@")[0] or raw
         if _DRIVE.fullmatch(raw):
             return False

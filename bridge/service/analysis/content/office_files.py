@@ -157,7 +157,7 @@ def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
 
 
 def _opened(info: bytes, package: bytes, budget: Budget) -> Member:
-    """A document that is encrypted as a whole: opened as Office does it without a question, or the tag for it."""
+    """A document that is encrypted as a whole: opened as Office opens it without asking, or the tag for it."""
     data = default_password.package(info, package, budget)
     if not data:
         return Member((), None, tags=(ENCRYPTED if data is not None else NOT_READ,))
@@ -187,7 +187,7 @@ def _stream_tags(name: str, content: bytes, budget: Budget) -> Iterator[str]:
 
 
 def _tags_of_text(document: bytes, budget: Budget) -> Iterator[str]:
-    """The fields of an old Word document. Another field may stand in one, before its first word."""
+    """The fields of an old Word document. A field may contain another one, before its first word."""
     budget.take_work(_TEXT_WORK * len(document) + _MARK_WORK * document.count(b"\x13"))
     text = document.replace(b"\0", b"")
     for reading in (text, _EMPTY_FIELD.sub(b"", text)):
@@ -197,7 +197,7 @@ def _tags_of_text(document: bytes, budget: Budget) -> Iterator[str]:
 
 
 def _monikers(stream: bytes, budget: Budget) -> Iterator[str]:
-    """Addresses of an object that is loaded: behind the class, a length, and UTF-16 (MS-OSHARED 2.3.7.6)."""
+    """Addresses of an object that is loaded: after the class, a length, and UTF-16 (MS-OSHARED 2.3.7.6)."""
     at = stream.find(_URL_MONIKER)
     if at >= 0:
         yield from binary_links.links(stream, budget)
@@ -259,7 +259,7 @@ def _is_file(content: bytes) -> bool:
 def package(content: bytes) -> Member:
     """A file that was put into a document as an object: its names, and its bytes.
 
-    A label, a path, and the path of a temporary file; since Windows Vista all three again, in UTF-16, behind the data.
+    A label, a path, and the path of a temporary file; since Windows Vista all three again, in UTF-16, after the data.
     """
     label, _, rest = content[6:].partition(b"\0")
     path, _, rest = rest.partition(b"\0")

@@ -1,9 +1,9 @@
 """Documents in XML: what an XML parser reads in a part of one, or in a whole document that is one XML file.
 
 Values may be written with references, in CDATA sections, with comments in between, and with any prefix: patterns do not
-find those. The parser stops at the first mistake, because programs refuse such documents; what was read before counts.
+find those. The parser stops at the first error, because programs refuse such documents; what was read before counts.
 Entities that a document declares are expanded only in attributes: Office refuses them, and where LibreOffice does not,
-the document says that something was not read. `elements` expands them in text, too. Reading also stops if what the
+the result says that something was not read. `elements` expands them in text, too. Reading also stops if what the
 document declares could make it several times as large. Linear; nothing here raises.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from xml.parsers import expat
 
-# The names of elements cannot be written in another way. With none of them, there is nothing to read. Each pattern
+# The names of elements cannot be written in another way. Without any of them, there is nothing to read. Each pattern
 # begins with one literal byte: together they take a third of the time of a search for each name (Python 3.11).
 _NAMES = b"(?=[FRbdfim])(?:Relationship|(?:instr|delInstr)Text|fldSimple|ddeLink|definedName|macrosheet|%b)" % (
     b"bin(?:Data|aryData|ary-data)|ForeignData"
@@ -106,7 +106,7 @@ class Element(NamedTuple):
 
     name: str
     attributes: dict[str, str]
-    text: str  # with that of all elements within; twice if there are any: they count as nothing, and as a space
+    text: str  # with that of inner elements; twice if there are any: with and without spaces between the texts
 
 
 def elements(content: bytes, names: frozenset[str], attribute: str = "") -> tuple[list[Element], bool]:

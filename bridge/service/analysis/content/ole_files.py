@@ -19,7 +19,7 @@ _ENTRY = 128  # bytes
 _ENTRY_WORK = 1024
 _BYTE_WORK = 2  # of a stream, which is searched several times: several entries may have the same one
 _STORAGE, _STREAM, _ROOT = 1, 2, 5
-_LAST = 0xFFFFFFFA  # sectors from here on are none
+_LAST = 0xFFFFFFFA  # numbers from here on are not sectors
 _IN_HEADER = 109  # numbers of sectors of the table
 
 

@@ -1,4 +1,4 @@
-"""OneNote: the files in a section, and the names that its pages show for them. Linear; nothing here raises but TooMuch.
+"""OneNote: the files in a section, and the names that its pages show for them. Linear; raises only TooMuch.
 
 The store of objects is not followed (MS-ONESTORE): embedded files are found by their own marker. A name is a value of
 a set of properties, which lists their ids first and the values after them, in the same order (MS-ONESTORE 2.6.7).
@@ -22,7 +22,7 @@ _SIZES = {0x1: 0, 0x2: 0, 0x3: 1, 0x4: 2, 0x5: 4, 0x6: 8, 0x8: 0, 0x9: 4, 0xA: 0
 _SIZED = 0x7  # a value that begins with its length
 _MOST_PROPERTIES, _LONGEST = 64, 1024
 _SEARCH_WORK = 4096
-# Names of programs anywhere in the file, for what is not found that way: but not `.com`, which ends hosts, too.
+# Names of programs anywhere in the file, for those that are not found that way. Not `.com`: hosts end in it, too.
 _PROGRAM_NAME = re.compile(
     rb"\.\0(?:e\0x\0e|h\0t\0a|v\0b\0[se]|j\0s(?:\0e)?|w\0s\0[fh]|c\0m\0d|b\0a\0t|p\0s\x001|l\0n\0k|c\0h\0m|s\0c\0r|m\0s\0i"
     rb"|i\0s\0o|u\0r\0l)\0\0\0",
@@ -70,7 +70,7 @@ def _names(content: bytes, budget: Budget) -> Iterator[str]:
 
 
 def _name(content: bytes, at: int) -> Iterator[str]:
-    """The value of the property whose id is at `at`: the list of ids may begin with it, or before."""
+    """The value of the property whose id is at `at`: the list of ids may begin with it, or before it."""
     for index in range(_MOST_PROPERTIES):
         start = at - 4 * index
         count = int.from_bytes(content[start - 2 : start], "little") if start >= 2 else 0

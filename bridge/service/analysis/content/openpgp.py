@@ -111,7 +111,7 @@ def _decompressed(body: bytes, budget: Budget) -> bytes:
 
 
 def _packets(data: bytes, budget: Budget) -> Iterator[tuple[int, bytes]]:
-    """Type and content of each packet, up to the first that is not one."""
+    """The type and content of each packet, up to the first that is not one."""
     at = 0
     while at < len(data) and data[at] & 0x80:
         parts: list[bytes] = []

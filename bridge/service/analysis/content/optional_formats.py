@@ -1,6 +1,6 @@
 """The formats that the inspection reads if it is asked to, and if the packages that they need are installed.
 
-Knows the names of packages, imports none: that is left to the process that inspects the mail.
+Knows the names of packages, but imports none: that is left to the process that inspects the mail.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PACKAGES = {LIBARCHIVE: (("libarchive",), "archives"), QR_CODES: (("zxingcpp", 
 
 
 def formats_of(settings: Mime) -> tuple[str, ...]:
-    """Raises ConfigError if one is set to true whose packages are not installed."""
+    """Raises ConfigError if a format is set to true, but its packages are not installed."""
     return tuple(name for name in (*DEFAULT_FORMATS, *_PACKAGES) if _is_read(name, getattr(settings, name)))
 
 

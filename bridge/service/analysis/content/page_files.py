@@ -2,8 +2,8 @@
 
 A browser saves the content of `<a download="x.js" href="data:...">` as a file of that name, at a click or when a
 script clicks. Files that a script puts together are not found. The page is one of the readings of `page_text`: its
-character references are replaced already. Where an address ends depends on what precedes it; if that leaves a
-doubt, each end is tried. Everything here is linear in its length, but addresses may contain each other.
+character references are replaced already. Where an address ends depends on what precedes it; if that leaves
+doubts, each end is tried. Everything here is linear in its length, but addresses may contain each other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME = re.compile(  # of an attribute, of a property, or in `setAttribute("down
     re.IGNORECASE,
 )
 _SHOWN = 255  # characters at the end of a name, which decide how a file is opened
-_MAX_TYPE = 200  # characters of a media type; no longer one is that of a program
+_MAX_TYPE = 200  # characters of a media type; no program has a longer one
 _MAX_PARAMETERS = 2000  # characters; after more, both readings are tried
 _END = re.compile(r"[\s\"'<>)`]")
 _ENDS = {"=": re.compile(r"[\s>]"), "(": re.compile(r"\)"), **{quote: re.compile(quote) for quote in "\"'`"}}
@@ -79,9 +79,9 @@ def _ends(text: str, start: int, content: int) -> set[int]:
 
 
 def names(page: str, lower: str) -> set[str]:
-    """Of attributes (`download="x.js"`), and what scripts assign (`a.download = "x.js"`).
+    """Those in attributes (`download="x.js"`), and those that scripts assign (`a.download = "x.js"`).
 
-    `lower` is the page in lower case, for which a long page that is not ASCII takes milliseconds.
+    `lower` is the page in lower case: converting a long page that is not ASCII takes milliseconds.
     """
     if _DOWNLOAD not in lower:
         return set()

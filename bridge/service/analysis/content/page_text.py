@@ -12,7 +12,7 @@ from bridge.mime import references
 from bridge.mime.rare_charsets import escapes_replaced
 from bridge.mime.structure import TooMuch
 
-MAX_PAGES = 8  # in attributes of each other: with more, TooMuch
+MAX_PAGES = 8  # nested in attributes: with more, TooMuch
 MAX_ENTITIES = 2000  # that a page declares, and
 MAX_SIGNS = 1000  # "@" of a page that are looked at one by one; with more, it is read in both ways
 MAX_GROWTH = 10  # how many times as long they may make it: with more, TooMuch
@@ -34,7 +34,7 @@ def readings(page: str) -> list[str]:
 
 
 def link_readings(page: str) -> list[str]:
-    """The same for those who look for hosts. Only before an "@", a reference changes where a host is."""
+    """The same for callers that look for hosts. A reference changes where a host is only if it is before an "@"."""
     if "[" in page and "<!ENTITY" in page:  # they are in brackets
         return readings(page)
     plain = references.unescaped(page)
@@ -53,7 +53,7 @@ def _authority(text: str) -> int:
 
 
 def every_reading(page: str) -> Iterator[str]:
-    """Those, and the pages within them."""
+    """All readings, and the pages within them."""
     for reading in readings(page):
         yield reading
         if "srcdoc" in reading.lower():
@@ -83,7 +83,7 @@ def _character(match: re.Match[str]) -> str:
 
 
 def escaped_inputs(page: str) -> list[str]:
-    """The tags of input fields with character references, replaced: `<input type="pass&#119;ord">`. In lower case."""
+    """The tags of input fields, with character references replaced: `<input type="pass&#119;ord">`. In lower case."""
     if "&#" not in page or "<input" not in page:
         return []
     return [references.unescaped(tag).lower() for tag in _INPUT.findall(page) if "&#" in tag]

@@ -5,8 +5,8 @@ the file, even those of earlier versions and those in object streams. So whateve
 that is linear in the size of the file. The streams that draw the pages are not decoded: a link that is only printed as
 text is not seen.
 
-What is encrypted without a password to open it, or encoded in a way that is not known here, is read by pikepdf if that
-is installed; otherwise the document gets a tag.
+What is encrypted but opens without a password, or is encoded in a way that is not known here, is read by pikepdf if
+that is installed; otherwise the document gets a tag.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def is_pdf(content: bytes, names: Collection[str] = ()) -> bool:
 
 
 def pdf_members(content: bytes, budget: Budget, *, reads_pictures: bool = False) -> Iterator[Member]:
-    """`reads_pictures`: whether somebody looks for codes in them."""
+    """`reads_pictures`: whether the pictures in it are searched for codes."""
     document = _Document(content, budget, reads_pictures)
     if not document.is_encrypted and document.is_read:
         yield from document.members()
@@ -126,7 +126,7 @@ class _Document:
                 data, is_known = self._decoder.decode(stream)
                 is_lost = not data and stream.end - stream.start > _NO_CONTENT and not self.is_encrypted
                 tags = ("pdf:embedded-file", NOT_READ) if is_lost else ("pdf:embedded-file",)
-                # ClamAV knows no predictors, nor filters that are objects of their own.
+                # ClamAV supports neither predictors nor filters that are objects of their own.
                 yield Member(("",), data, tags=tags, limit="" if is_known else "archive-method", is_disputed=True)
             elif _is_one_of(stream, scripts):
                 self._texts.append(_Text(self._decoded(stream), self._budget))
@@ -154,7 +154,7 @@ class _Document:
         return [_Text(name, self._budget) for name in dict.fromkeys(names)]
 
     def _numbers(self, keys: Collection[bytes]) -> set[int]:
-        """Of the objects to which these keys refer; and those that are in an array to which they refer."""
+        """The numbers of the objects to which these keys refer, directly or through an array."""
         direct = {number for text in self._texts for key in keys for number in text.references.get(key, ())}
         arrays = (value for number in direct for value, _ in self._objects.values(number) if isinstance(value, list))
         return direct.union(*map(references, arrays))

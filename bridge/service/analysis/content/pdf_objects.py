@@ -31,7 +31,7 @@ _WINDOW = 64  # bytes before it; more if it is full
 _MOST_DIGITS = 10  # of the number of an object
 # Only letters and digits: another escaped character must not become a delimiter.
 _ESCAPE = re.compile(rb"#(3[0-9]|[46][1-9a-fA-F]|[57][0-9aA])")
-_MAX_DEPTH = 100  # of arrays and dictionaries in each other; viewers have such limits, too
+_MAX_DEPTH = 100  # of nested arrays and dictionaries; viewers have such limits, too
 _TOKEN_WORK, _PARENTHESIS_WORK, _OBJECT_WORK = 450, 80, 200
 _SKIP_WORK, _COMMENT_WORK = 3, 25  # for a byte that is skipped, and for each comment among these
 _SEARCH_WORK, _STRING_WORK = 4, 60  # for a byte in which pairs are counted again, and for each string in it
@@ -75,14 +75,14 @@ class Reader:
         self._budget = budget
 
     def skip(self, at: int) -> int:
-        """The place behind white space and comments."""
+        """The place after white space and comments."""
         end = _SKIPPED.match(self._text, at).end()  # type: ignore[union-attr]  # (it matches nothing, too)
         if end > at:
             self._budget.take_work(_SKIP_WORK * (end - at) + _COMMENT_WORK * self._text.count(b"%", at, end))
         return end
 
     def value(self, at: int) -> tuple[Value, int]:
-        """The object at a place, and where it ends. Without its end, it is what there is."""
+        """The object at a place, and where it ends. If its end is missing, as much of it as there is."""
         stack: list[list[Value]] = [[]]
         while token := self._token(at):
             at, kind = token.end(), token.lastgroup
@@ -171,7 +171,7 @@ class Described(NamedTuple):
 
 
 class Objects:
-    """The objects of a document, of all its versions."""
+    """The objects of a document, in all its versions."""
 
     def __init__(self, content: bytes, budget: Budget) -> None:
         self._budget = budget

@@ -31,7 +31,7 @@ _NUMBER = re.compile(
 )
 _BASE = rb"(?:/\w++|\[[^\]]{0,400}\]|\d++[\s\0]++\d++" + SPACE + rb"R)"
 _PALETTE = re.compile(rb"/Indexed" + SPACE + _BASE + SPACE + rb"(\d{1,3})")
-_PNG_FILTERS = 10  # a predictor from this number on is one of PNG
+_PNG_FILTERS = 10  # predictors from this number on are those of PNG
 _KINDS = {1: 0, 3: 2, 4: 6}  # the colour types of PNG, by the number of components
 _WITH_PALETTE = 3
 
@@ -83,7 +83,7 @@ class Pictures:
     def _in_rows(self, packed: bytes, width: int, height: int, bits: int) -> tuple[int, bytes]:
         """The number of components, and the rows as PNG has them: each begins with the number of its filter."""
         largest = -(-width * bits * max(_KINDS) // 8) * height
-        self._take(min(largest, 1032 * len(packed)))  # the most that zlib expands data
+        self._take(min(largest, 1032 * len(packed)))  # the most by which zlib can expand data
         try:
             data = zlib.decompressobj().decompress(packed, largest)
         except zlib.error:

@@ -3,7 +3,7 @@
 Viewers repair what is wrong with a document, each in its own way. So nothing here relies on one fact alone: each word
 `stream` may begin one, what describes it may be anywhere before it, and compressed data itself says where it ends. If
 its dictionary can be read (`pdf_objects`), the encoding is taken from there; otherwise, we look for words.
-Finding them takes time that is linear in the size of the file; decoding is charged.
+Finding them takes time linear in the size of the file; decoding is charged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bridge.service.analysis.content.unpacking import Budget
 
 SPACE = rb"[\s\0]*+"
 _COMMENT = re.compile(rb"%[^\r\n]*")
-# Not all viewers need a line end. What precedes it is only looked at: the word may occur in it once more.
+# Not all viewers need a line end. What precedes it is only looked at: the word may occur there again.
 _KEYWORD = re.compile(rb"stream[ \t\0]*+(?=((?:[^\r\n]{0,99}(?:\r\n|\n|\r))?))")
 _OBJECT = re.compile(rb"(?<!\d)(\d++)[\s\0]++\d++" + SPACE + rb"obj")
 _OBJECT_WORD = re.compile(rb"obj(?<![a-zA-Z]obj)(?![a-zA-Z])")  # comments may be between it and its numbers
@@ -46,7 +46,7 @@ _DESCRIBING = re.compile(
 )
 _LOOKED_UP = re.compile(rb"/(Filter|F|DecodeParms|DP|Length|First|Type|ColorSpace|Width|Height)(?=[\s\0%])")
 _MAX_FILTERS = 8
-_MAX_VALUES = 8  # different ones of an object: more than one is not clear anyway
+_MAX_VALUES = 8  # different ones of an object: more than one is ambiguous anyway
 _PIECE = 5 * 8192  # digits, in groups of five
 _SLOW = 60  # work for each byte that Python itself decodes
 _GUESSING, _GUESSED = (1, 3, 4), 300  # rows of a predictor that looks at the bytes before, and their work for each byte
@@ -77,7 +77,7 @@ def streams(content: bytes, objects: Objects) -> Iterator[Stream]:
         is_near = b">>" in content[max(0, at - _NEAR) : at]
         if not described and (content[at - 1 : at].isalnum() or (at < end and not is_near)):
             continue
-        if at < end:  # or the other one is none: its word is in the description of this one
+        if at < end:  # or the other one is not a stream: its word is in the description of this one
             about_start = max(outer_start, min(about_start, at - _DESCRIBED))
         about = plain(content[min([about_start, *(found.start for found in described)]) : at])
         if at >= end:
@@ -192,7 +192,7 @@ class Decoder:
                 yield _Encoding(known, numbers, is_clear and len(known) == len(filters))
 
     def _names(self, item: Value) -> list[Value]:
-        """Of a filter in an array; with an empty name, which is not known, if it is not clear."""
+        """The names of a filter in an array; with an additional empty one, which is not known, if it is not clear."""
         found = self._of(item)
         return found if len(found) == 1 else [*found, b""]
 
@@ -229,7 +229,7 @@ class Decoder:
         return stream.end
 
     def _inflated(self, data: bytes, at: int) -> bytes:
-        """Without its two first bytes if those are wrong, and after line ends that do not belong to it."""
+        """Without its first two bytes if those are wrong, and after line ends that do not belong to it."""
         found = decode(_with_header, data, at, self._budget)
         if found.content or found.is_whole:
             return found.content

@@ -82,7 +82,7 @@ def is_mail_file(content: bytes, names: Collection[str]) -> bool:
 def is_file(content: bytes) -> bool:
     """Whether what is declared as text is a file: some programs save it as one."""
     kind = archives.kind_of(content)
-    if kind == "gzip":  # whose first two bytes alone could be an accident
+    if kind == "gzip":  # whose first two bytes alone could be a coincidence
         return content[2:3] == b"\x08"
     if kind or file_types.family_of(content) == file_types.DOCUMENT:
         return True
@@ -102,7 +102,7 @@ def is_page(names: Collection[str]) -> bool:
 
 
 def is_html(content: bytes) -> bool:
-    """Whether it certainly is one, whatever its name is: an Office document may contain a page under any name."""
+    """Whether it is certainly a page, whatever its name is: an Office document may contain a page under any name."""
     return _HTML.match(content) is not None
 
 

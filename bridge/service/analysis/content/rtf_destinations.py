@@ -19,11 +19,11 @@ _KINDS = frozenset((TEMPLATE, FIELD, OBJECT))
 _TOKEN = re.compile(  # a brace; a word, its number and one space; a code; another symbol; text
     rb"([{}])|\\(?:([a-zA-Z]++)(-?\d++)? ?|'([0-9a-fA-F]{2})|(.))|([^{}\\]++)", re.DOTALL
 )
-# What counts elsewhere.
+# What counts outside of these destinations.
 _MARK = re.compile(rb"[{}]|\\(?:[{}\\]|uc(?![a-zA-Z])(-?\d*+)|(bin|template|fldinst|objdata)(?![a-zA-Z]))")
 _MARKS = (b"{", b"}", b"\\\\", b"\\uc")
 _KIND = re.compile(rb"\\(?:template|fldinst|objdata)(?![a-zA-Z])")
-_HIDING = frozenset(  # destinations whose text is no part of the text around them, even without `\*`
+_HIDING = frozenset(  # destinations whose text is not part of the text around them, even without `\*`
     b"annotation author bkmkend bkmkstart buptim category colortbl comment company creatim doccomm filetbl fldrslt"
     b" fonttbl footer footerf footerl footerr footnote ftncn ftnsep ftnsepc header headerf headerl headerr info"
     b" keywords listtable manager nonshppict operator pict printim private revtim rxe sn sp stylesheet subject sv tc"
@@ -42,7 +42,7 @@ _DESTINATION_WORK = 600  # for each destination
 # The readings, as bits. What follows `\uN` for programs without Unicode is skipped in the first three.
 _STRICT = 1  # a word counts as one character to skip
 _WORDLESS = 2  # it does not
-_LOOSE = 4  # with the text of hidden destinations, words are nothing; in objects, nothing is skipped
+_LOOSE = 4  # with the text of hidden destinations; words count as nothing; in objects, nothing is skipped
 _OUTER = 8  # of objects: nothing of the groups in it
 _HALVED = 16  # of objects: a code ends a byte of which only one digit has been read
 _TEXT_READINGS, _OBJECT_READINGS = (_STRICT, _WORDLESS, _LOOSE), (_STRICT, _WORDLESS, _LOOSE, _OUTER, _HALVED)
@@ -71,7 +71,7 @@ class Destination:
         return list(dict.fromkeys(raw.translate(None, _IGNORED).decode("utf-8", "replace") for raw in found))
 
     def objects(self) -> Iterator[bytes]:
-        """Each reading, and from its second digit on if it is no object otherwise."""
+        """Each reading, and from its second digit on if it is not an object otherwise."""
         seen: set[int] = set()
         for bit in self._distinct():
             for start in (0, 1):
@@ -190,7 +190,7 @@ class _Group(NamedTuple):
     around: bool | None = None  # in `\upr`: whether the text around it is hidden
 
     def after(self, number: int | None) -> _Group:
-        """Behind the word `uc` with this number."""
+        """After the word `uc` with this number."""
         following = 1 if number is None else number
         is_new = following != self.following and 0 <= following < 0x8000
         return self._replace(following=following) if is_new else self
@@ -200,7 +200,7 @@ _TOP = _Group()
 
 
 def destinations(content: bytes, budget: Budget) -> Iterator[Destination]:
-    """Each one when it ends. If some may be in binary data, also as read by a program that does not skip these."""
+    """Each one when it ends. If some may be in binary data, also as read by a program that does not skip that."""
     reader = _Reader(content, budget, skips_binary=True)
     yield from reader.read()
     if reader.is_disputed:
@@ -251,7 +251,7 @@ class _Reader:
         return _TOKEN.match(self._content, self._at)
 
     def _seek(self) -> bool:
-        """Goes on to the next word that matters. The same as for each token, but fast: most of a file is elsewhere."""
+        """Goes on to the next word that matters. Like reading each token, but fast: most of a file is elsewhere."""
         stack = self._stack
         while self._find_kind():
             group = self._group

@@ -2,8 +2,8 @@
 
 Nothing runs here: what scripts build a file from is in the page, most often as a literal in Base64. So every long
 literal is decoded in the ways in which scripts write it: Base64, hexadecimal, `%41`, `\\x41`, a list of numbers, in
-pieces that are joined, on several lines, or reversed. What a script decrypts is not found, but that it saves a file has
-a tag.
+pieces that are joined, on several lines, or reversed. What a script decrypts is not found, but if it saves a file, that
+gets a tag.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ ESCAPE_WORK = 80  # for each `\x41` or number that is replaced, and
 PIECE_WORK = 64  # for each comparison with another
 MIN_FILE = 16  # bytes
 
-# Patterns that begin with one literal character are searched several times as fast (Python 3.11). So those that begin
-# with a quote expect a text in which the other quotes are replaced by it, and two of them also what else may be there.
+# Searching for patterns that begin with one literal character is several times as fast (Python 3.11). So those that
+# begin with a quote expect a text in which the other quotes are replaced by it, and two of them also what else may be
+# there.
 _JOINTS = re.compile(r'"\s{0,40}(?:[+,]|\.concat\()\s{0,40}"')
 _ADDRESS = re.compile(r"https?:[\\/]{1,4}[^\s\"'`<>\\]+")  # in lower case
 # The word `http` in Base64 and in hexadecimal, and what follows: such literals may be shorter than those of files.
@@ -114,7 +115,7 @@ def _of_text(text: str, budget: Budget, done: set[bytes]) -> Iterator[Member]:
         budget.take_work(LITERAL_WORK + 4 * len(literal) + PIECE_WORK * len(done))
         if literal[:5].lower() == b"http:" or literal[:6].lower() == b"https:":
             links[literal.decode("latin-1")] = None
-        if not _is_file(literal) or any(map(_ends_with(literal), done)):  # a piece of one
+        if not _is_file(literal) or any(map(_ends_with(literal), done)):  # a piece of another file
             continue
         done.add(literal)
         budget.take(len(literal))
@@ -138,7 +139,7 @@ _OTHER_QUOTES = "'`"
 
 
 def _with_one(others: str, text: str) -> str:
-    """With a quote in the place of each of the others."""
+    """With each of the others replaced by a quote."""
     for other in others:
         text = text.replace(other, '"')
     return text
@@ -193,7 +194,7 @@ def _encoded(text: str, quoted: str, is_reversed: bool, budget: Budget) -> Itera
 
 
 def _from_numbers(text: str, budget: Budget) -> Iterator[bytes]:
-    """A list of them, signed or not; in a string also in hexadecimal without a mark."""
+    """A list of them, signed or not; in a string also in hexadecimal without a prefix."""
     numbers = _BETWEEN_NUMBERS.split(text.strip(",;|- \t\r\n"))
     if len(numbers) < _MIN_NUMBERS:
         return

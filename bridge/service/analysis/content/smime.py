@@ -71,7 +71,7 @@ class _Reader:
         self._ends: dict[int, int] = {}  # of elements whose end is marked, so that they are passed only once
 
     def in_sequence(self, sequence: _Element, depth: int) -> Iterator[bytes]:
-        """A ContentInfo (an identifier, then the content), or a sequence in which some elements are one."""
+        """A ContentInfo (an identifier, then the content), or a sequence that has some among its elements."""
         if depth > _MAX_DEPTH:
             raise TooMuch("smime-depth")
         is_info = False

@@ -20,7 +20,8 @@ from bridge.service.analysis.content.office_attacks import DDE, DDE_LINK, tag_of
 from bridge.service.analysis.content.unpacking import Budget
 
 _TABLES = frozenset({"csv", "tsv", "tab"})
-# Names of other files that Excel opens as a table if they are text. Most are none: only what starts a program counts.
+# Names of other files that Excel opens as a table if they are text. Most are not tables: only what starts a program
+# counts.
 _MARKUP = frozenset({"xls", "xlt", "xla", "xlsx", "htm", "html", "mht", "mhtml", "xml"})
 _XML, _SPREADSHEET = frozenset({"xml"}), b"office:spreadsheet"  # the namespace of a table in XML
 _OTHERS = _MARKUP | {"txt", "prn", "dif", "slk"}
@@ -43,7 +44,7 @@ _SEPARATOR = re.compile(r"[^!-~]*+\"?sep=([^\w\s|!'\"=])", re.IGNORECASE)  # the
 
 
 def is_table(content: bytes, names: Collection[str]) -> bool:
-    """Whether it is a table that may have such a query: most have none, which is found out at once."""
+    """Whether it is a table that may have such a query. A quick test: most have none."""
     if b"|" in content and b"!" in content and file_types.has_extension(names, _TABLES):
         return True
     return _is_other(content, names)

@@ -70,7 +70,7 @@ def begins_as_plain_tar(content: bytes) -> bool:
 def is_header(content: bytes, at: int, at_least: int = 0) -> bool:
     """Whether the sum of its bytes is right, with spaces instead of the sum itself. Some programs add signed bytes.
 
-    Signed bytes of random data add up to small numbers: in 30 MB of them, every second time to one that is right.
+    Signed bytes of random data add up to small numbers: every second file of 30 MB has a block whose sum is right.
     """
     if at + _BLOCK > len(content) or not _SUM.match(content, at + 148, at + 156):
         return False
@@ -142,7 +142,7 @@ def tar_members(content: bytes, _names: Collection[str], budget: Budget) -> Iter
         is_broken |= header.start + header.size > len(content)
         if header.kind in (_LONG_NAME, _GLOBAL, *_EXTENDED):
             budget.take_work(min(header.size, len(content)))
-            # Some programs forget what an earlier header said for all members, some do not.
+            # Some programs forget what an earlier header said for all members; others do not.
             for announcement in (announced, for_all) if header.kind == _GLOBAL else (announced,):
                 _announce(announcement, header, content, budget)
             yield from _members(content, header, _Announced(), _Announced(), is_disputed, budget)
@@ -150,7 +150,7 @@ def tar_members(content: bytes, _names: Collection[str], budget: Budget) -> Iter
             yield from _members(content, header, announced, for_all, is_disputed, budget)
             if announced.is_resized or for_all.is_resized:
                 header = replace(header, is_plain=False)
-            # Of other types, some programs take a header for a member, some for one more that announces it.
+            # Some programs take a header of another type for a member, others for one more that announces a member.
             announced = _Announced() if header.kind in _FINAL else announced
         at = header.end if header.is_plain else at + _BLOCK
     if is_broken:

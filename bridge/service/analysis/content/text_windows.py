@@ -55,7 +55,7 @@ def declared_by(part: Part) -> list[str]:
 
 
 def detected(content: Buffer, start: int, end: int, charset: str) -> list[str]:
-    """What browsers and mail programs recognise by its escape sequences if the text does not declare it."""
+    """The charset that browsers and mail programs recognise by its escape sequences if the text does not declare it."""
     is_marked = content.find(b"\x1b$", start, end) >= 0
     return ["iso2022_jp_2"] if is_marked and words.codec_of(charset) not in words.SWITCHING else []
 
@@ -90,7 +90,7 @@ def windows(content: Buffer, start: int, end: int, codec: str) -> Iterator[str]:
 
 
 def _start_before(text: str, at: int) -> int:
-    """Where a word or a tag begins, at most as far before this place as two pieces share."""
+    """Where a word or a tag begins, at most the length of an overlap before this place."""
     low = max(0, at - _OVERLAP)
     tag = text.rfind("<", low, at)
     if tag > text.rfind(">", low, at):

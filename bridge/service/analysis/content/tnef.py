@@ -3,7 +3,7 @@
 A list of attributes: level (1 byte), id (4), length (4), data, checksum (2), all little-endian. Checksums
 are ignored, because Outlook ignores them too. An attribute may hold a list of MAPI properties (MS-OXTNEF 2.1.3.4).
 Every property of variable length is taken for a file, because programs disagree on which of them is the attachment;
-and so is anything that looks like one in the places where a program would look that has lost its way in the list.
+and so is anything that looks like one in the places where a program that has lost its way in the list would look.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FIXED = {0x02: 4, 0x03: 4, 0x04: 4, 0x05: 8, 0x06: 8, 0x07: 8, 0x0A: 4, 0x0B: 4
 _MULTIPLE, _FIRST_NAMED = 0x1000, 0x8000
 _VALUE_COST = 256  # work for each attribute and each value, however short
 _RTF_COST = 100  # work for each byte of compressed text
-_INTERFACE = 16  # bytes of type before an object's content
+_INTERFACE = 16  # bytes for the type before an object's content
 _LIKELY = re.compile(rb"[\x1e\x1f]\0[\x04\x07]\x37|(?:\x02\x01|\x0d\0)\x01\x37")  # a name or the data of an attachment
 
 
@@ -95,7 +95,7 @@ def _read_attribute(attachment: _Attachment, kind: int, content: bytes, start: i
 
 
 def _properties(content: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Tag and place of each value of variable length. Raises struct.error and IndexError."""
+    """The tag and place of each value of variable length. Raises struct.error and IndexError."""
     count, at = _number(content, at, end)
     for _ in range(count):
         tag, at = _number(content, at, end)

@@ -22,9 +22,9 @@ class Budget:
     bytes: int = 256 * 1024 * 1024
     depth: int = 4
     work: int = 256 * 1024 * 1024
-    pixels: int = 60_000_000  # of pictures in which codes are searched for
+    pixels: int = 60_000_000  # of pictures that are searched for codes
     picture_bytes: int = 128 * 1024 * 1024  # of pictures in documents, compressed and inflated
-    pictures: set[object] = field(default_factory=set)  # in documents that were read: the same one is read once
+    pictures: set[object] = field(default_factory=set)  # that were read in documents: the same one is read once
 
     def take_member(self) -> None:
         self.members -= 1

@@ -1,4 +1,4 @@
-"""The source of VBA macros (MS-OVBA 2.4.1), wherever it is in a stream. Linear; nothing here raises but TooMuch.
+"""The source of VBA macros (MS-OVBA 2.4.1), wherever it is in a stream. Linear; raises only TooMuch.
 
 The directory of a project says where in a stream the source begins. It may be damaged on purpose, so what looks like a
 source is searched for as well. Before the source, a stream has the same macro compiled. Office of the same version runs
@@ -29,8 +29,8 @@ _BEGINNING = re.compile(rb"\x01.(?:[\xb0-\xbf]\x00[\t\r\n\x20-\x7e]{8}|[\x30-\x3
 _BASIC = re.compile(rb"\battribut|\b(?:sub|function|property|declare|dim|const|option)\s", re.IGNORECASE)
 _DIRECTORY = "dir"
 _DIRECTORY_NAME = re.compile(rb"d\0i\0r\0\0\0", re.IGNORECASE)
-# Records of the directory: PROJECTVERSION, whose size is two less than it has; MODULESTREAMNAME in the charset of the
-# project and in UTF-16, and MODULEOFFSET
+# Records of the directory: PROJECTVERSION, which is two bytes longer than it says; MODULESTREAMNAME in the charset of
+# the project and in UTF-16, and MODULEOFFSET
 _VERSION, _STREAM_NAME, _WIDE_STREAM_NAME, _OFFSET = 0x09, 0x1A, 0x32, 0x31
 _RECORD_WORK = 200
 _BYTE_WORK, _SOURCE_WORK = 10, 25  # for each byte of a stream, and of a source in it
@@ -48,7 +48,7 @@ def tags_of_source(source: bytes) -> tuple[str, ...]:
 
 
 class Project:
-    """The macros of an OLE2 file, of which each stream is asked for once."""
+    """The macros of an OLE2 file, each of whose streams is asked for once."""
 
     def __init__(self, content: bytes, budget: Budget) -> None:
         self._budget = budget
@@ -61,7 +61,7 @@ class Project:
                     self._offsets.setdefault(name, set()).add(offset)
 
     def sources(self, name: str, stream: bytes) -> Iterator[tuple[bytes, tuple[str, ...]]]:
-        """Each with what it does; and once, with no source, what is compiled but in none of them."""
+        """Each source with what it does; and once, with no source, what is compiled but in none of them."""
         known: set[str] = set()
         offsets = self._offsets.get(name, set())
         is_read = False

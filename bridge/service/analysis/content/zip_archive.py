@@ -5,8 +5,8 @@ believe one or the other: about its name (of which each can have two), its compr
 about which members there are. So every header is used, whether or not the directory lists it, and a member is
 read according to both descriptions. Whatever any of the readings yields is a member.
 
-Engines that look for malware are such programs, too: ClamAV goes by sizes in the header that others ignore, and knows
-few methods of compression. Only what is described twice in the same plain way is certainly found by all.
+Engines that look for malware are such programs, too: ClamAV goes by sizes in the header that others ignore, and
+supports few methods of compression. Only what is described twice in the same plain way is certainly found by all.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _END64 = struct.Struct("<4s36xQQ")
 _HEADER, _ENTRY = b"PK\x03\x04", b"PK\x01\x02"
 _SIGNATURE = re.compile(rb"PK(?:\x01\x02|\x03\x04|\x07\x08)")
 _STORED, _DEFLATED, _DEFLATED64, _BZIP2, _LZMA, _XZ = 0, 8, 9, 12, 14, 95
-# Shrunk, reduced, imploded, Zstandard, MP3, JPEG, WavPack, PPMd: some programs read them, we do not.
+# Shrunk, reduced, imploded, Zstandard, MP3, JPEG, WavPack, PPMd: some programs read them; we do not.
 _UNREAD = frozenset({1, 2, 3, 4, 5, 6, 7, _DEFLATED64, 10, 16, 18, 19, 20, 93, 94, 96, 97, 98})
 _METHODS = _UNREAD | {_STORED, _DEFLATED, _BZIP2, _LZMA, _XZ, 99}
 _STREAMS = {_BZIP2: BZIP2_MAGIC, _XZ: XZ_MAGIC}  # of which a member may have several: some programs read all
@@ -255,7 +255,7 @@ def _header(content: bytes, at: int, budget: Budget) -> _Place | None:
 
 
 def _is_plausible(content: bytes, at: int) -> bool:
-    """Whether a header that no directory lists is one: its four letters may be an accident."""
+    """Whether a header that no directory lists is one: its four letters may be a coincidence."""
     if at + _LOCAL.size > len(content):
         return False
     _, flags, method, packed, _, name_length, extra_length = _LOCAL.unpack_from(content, at)
@@ -358,7 +358,7 @@ def _decoded(content: bytes, place: _Place, method: int, budget: Budget) -> Iter
     found = list(streams(new, magic, content, start, budget)) if magic else [decode(new, content, start, budget)]
     data = b"".join(one.content for one in found)
     is_whole = bool(found) and all(one.is_whole for one in found)
-    if data or is_whole:  # some streams of LZMA have no end
+    if data or is_whole:  # some streams of LZMA have no end mark
         yield _Reading(data, is_whole or len(data) in sizes, found[-1].end - place.start)
     for size in sizes:
         if size < len(data):
