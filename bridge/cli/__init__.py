@@ -117,7 +117,7 @@ class _Commands(Group):
 
 
 def _with_hint(exc: click.exceptions.NoSuchCommand) -> click.UsageError:
-    """The same error with the command that is meant, or else with all that there are."""
+    """The same error, which names the command that was meant or, if that is unknown, all commands."""
     context = exc.ctx
     if context is None or not isinstance(context.command, click.Group):
         return exc
@@ -143,7 +143,7 @@ def main() -> None:
 
 
 def _fill_standard_streams() -> None:
-    """Open closed standard streams: the next file or socket would get number 2, and our log."""
+    """Open closed standard streams: otherwise the next file or socket would get number 2, and our log with it."""
     while (fd := os.open(os.devnull, os.O_RDWR)) < 3:
         os.set_inheritable(fd, True)
     os.close(fd)

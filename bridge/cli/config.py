@@ -82,7 +82,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _show_defaults(section: type[Section], schema: dict[str, Any]) -> None:
-    """Defaults as users write them: `5s`, `1GiB`, `relay`. pydantic gives the values in memory."""
+    """Defaults as users write them: `5s`, `1GiB`, `relay`. pydantic gives the values as they are in memory."""
     from bridge.config.effective import shorten
 
     shown = section.model_construct().model_dump(mode="json", warnings=False, by_alias=True)

@@ -1,8 +1,8 @@
-"""Sending SIGHUP to the daemon or the service that listens at an address, and to nothing else.
+"""Sends SIGHUP to the daemon or the service that listens at an address, and to nothing else.
 
 An answer from a port names a process, and any user may listen on a port: a command that runs as root must not signal
 whatever such an answer names, because SIGHUP ends most programs. So for root, the process must have the listening
-socket itself, and be one that can be ours. Other users can signal only their own processes: the kernel checks that, and
+socket itself, and be one that may be ours. Other users can signal only their own processes: the kernel checks that, and
 in the sandbox of a systemd unit, /proc shows them nothing to check.
 """
 
@@ -58,7 +58,7 @@ def _listens(pid: int, address: Endpoint, user: int | None) -> bool:
 
 
 def _handle(pid: int) -> int | None:
-    """None where the kernel or a sandbox has no such call."""
+    """None where the kernel lacks this call, or a sandbox forbids it."""
     try:
         return os.pidfd_open(pid)
     except OSError as exc:

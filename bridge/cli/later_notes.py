@@ -74,7 +74,7 @@ class LaterNotes:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """For many mails: one transaction a second instead of one for each, which takes longer than its release."""
+        """For many mails: one transaction a second, because one for each mail would take longer than its release."""
         self._is_together, self._written_at = True, time.monotonic()
         try:
             yield

@@ -37,7 +37,7 @@ class MailTable(Generic[T]):
         return [list(columns), *made]
 
     def lines(self, items: Iterable[T], columns: tuple[str, ...], width: int | None) -> Iterable[str]:
-        """Aligned columns; with a width, no line is longer."""
+        """Aligned columns; if a width is given, no line is longer."""
         rows = self.rows(items, columns)
         if width is not None:
             _shorten_times(rows, columns.index(_TIME))
@@ -46,7 +46,7 @@ class MailTable(Generic[T]):
         return table.lines(rows, width, shared=self.shared, least_important=self.least_important)
 
     def _saving_space(self, rows: list[list[str]]) -> list[list[str]]:
-        """Without what every mail has in common: so the columns that tell mails apart are cut less."""
+        """Leaves out what all mails have in common, so that the columns that tell them apart are cut less."""
         _leave_out_today(rows, rows[0].index(_TIME))
         dull = {
             place
@@ -56,12 +56,12 @@ class MailTable(Generic[T]):
         return [[cell for place, cell in enumerate(row) if place not in dull] for row in rows]
 
     def lines_of_widths(self, items: Iterable[T], natural: Mapping[str, int], width: int) -> Iterable[str]:
-        """The same for columns of these widths: so lines that come later are aligned, too."""
+        """The same with columns of these widths, so that later lines are aligned, too."""
         rows = self.rows(items, tuple(natural))
         return table.lines(rows, width, shared=self.shared, least_important=self.least_important, natural=natural)
 
     def show(self, items: Iterable[T]) -> None:
-        """On a terminal aligned and cut to its width; in a pipe complete, separated by tabs."""
+        """On a terminal, aligned and cut to its width; in a pipe, complete and separated by tabs."""
         columns = width()
         if columns is None:
             for row in self.rows(items, self.brief):

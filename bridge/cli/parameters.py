@@ -12,7 +12,7 @@ from bridge.runtime.suggestion import did_you_mean
 
 
 class DecisionWord(click.ParamType[str]):
-    """Errors have words of their own, and another service may, too: only a near miss is certain to be a mistake."""
+    """Errors are recorded in other words, and other services may use their own: only a near miss is surely an error."""
 
     name = "word"
 

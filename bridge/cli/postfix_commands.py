@@ -2,8 +2,7 @@
 
 Made from the lines of `postfix_lines`, so that both give the same settings. Milters are added to those that are
 already set; an existing smtpd keeps its other -o lines; the services for scanbridge are rewritten each time. The
-values from before are recorded (`postfix_script`), and the commands that undo this restore them. Nothing is executed
-here.
+previous values are recorded (`postfix_script`), and the commands that undo this restore them. Nothing is executed here.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ def _our_services(text: str) -> list[str]:
 
 
 def _mark(text: str, service: str) -> str:
-    """Our service, and a setting of it by which it is recognised: `NAME PARAMETER VALUE`."""
+    """Our service, and the setting by which it is recognised: `NAME PARAMETER VALUE`."""
     lines = text.splitlines()
     start = next(number for number, line in enumerate(lines) if "/".join(line.split()[:2]) == service)
     options = (found for line in lines[start + 1 :] if (found := _OPTION.fullmatch(line)))
@@ -141,7 +140,7 @@ def _mark(text: str, service: str) -> str:
 
 
 def undo(lines: Lines, mode: str, service: str | None = None) -> str:
-    """The commands that restore what `for_lines` changed, for one smtpd or for all. Again, they change nothing."""
+    """The commands that restore what `for_lines` changed, for one smtpd or for all. Run again, they change nothing."""
     then = "# Then: postfix reload"
     if mode == "content-filter":
         then += "\n# Queued mail would still go to the filter, so requeue it: postsuper -r ALL"

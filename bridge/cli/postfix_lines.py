@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bridge.runtime.endpoints import NextHop
 
 MODES = ("proxy", "milter", "content-filter")
-FRONT = "smtp/inet"  # the clients' smtpd, at port 25
+FRONT = "smtp/inet"  # the clients' smtpd, on port 25
 RECEIVED_BYTES = 8192  # header fields that Postfix adds before we get the mail; they count for our limit
 HEADERS_BYTES = 65536  # header fields that we add; they count for Postfix's limit when the mail comes back
 _POSTFIX_MAILBOX_BYTES = 51_200_000  # default of mailbox_size_limit and virtual_mailbox_limit
@@ -97,7 +97,7 @@ def front_size(conf: Config) -> int:
 
 
 def milter_name(address: Endpoint) -> str:
-    """As smtpd_milters writes it."""
+    """In the form that smtpd_milters uses."""
     if address.path:
         return f"unix:{address.path}"
     return f"inet:{_reached(address)}"

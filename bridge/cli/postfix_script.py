@@ -1,9 +1,9 @@
-"""The functions of the scripts that `setup postfix` prints: settings are changed, recorded and restored by these.
+"""The functions of the scripts that `setup postfix` prints: they change, record and restore settings.
 
 A record says what a setting was before, so that --undo can restore it: a file next to main.cf, because `postconf`
 warns about parameters of main.cf that Postfix does not use. Each line has the mode, the kind of the setting, its
-name, the value that we gave it and the value from before. A setting that two modes change keeps our value until both
-are undone. If a setting no longer has our value, the operator has changed it since, and it stays.
+name, the value that we gave it and its previous value. A setting that two modes change keeps our value until both
+are undone. If a setting no longer has our value, the operator has changed it since, and it is left alone.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Settings:
 
 
 def read(directory: Path | None, *names: str) -> Settings:
-    """With these settings of main.cf. Without a directory, that of $MAIL_CONFIG or of the installation.
+    """Read the settings, including these of main.cf. Without a directory, from $MAIL_CONFIG or the installation's.
 
     Raises OSError or subprocess.SubprocessError.
     """
@@ -53,7 +53,7 @@ def read(directory: Path | None, *names: str) -> Settings:
 
 
 def front_service(conf: Config, settings: Settings, wanted: str | None = None) -> str:
-    """The smtpd that is to pass mail to us: the wanted one, that of port 25, or the only one. Raises ConfigError."""
+    """The smtpd that is to pass mail to us: the wanted one, the one on port 25, or the only one. Raises ConfigError."""
     fronts = settings.fronts(conf)
     found = f"master.cf has {', '.join(fronts)}" if fronts else "master.cf has no smtpd service for the network"
     if wanted is not None:

@@ -58,5 +58,5 @@ class PlainMeter:
 
 
 def shown_rate(per_second: float) -> str:
-    """A scan may take seconds, and 10,000 entries of a list one."""
+    """A scan may take several seconds, while 10,000 list entries take one."""
     return f"{per_second:,.0f}/s" if per_second >= 10 or per_second == int(per_second) else f"{per_second:.1f}/s"

@@ -62,7 +62,7 @@ class ReportedMail:
 
     @classmethod
     def of_file(cls, content: bytes, mail_id: str = "") -> ReportedMail:
-        """`mail_id`: our id, if it is known. Whatever it is, two mails that differ are two mails."""
+        """`mail_id`: our id, if it is known. Whatever it is, mails that differ are reported separately."""
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
         return cls(mail_id or digest, Message.of([content]), digest)
 
@@ -115,7 +115,7 @@ class Reporter:
             return self.report_mail(kind, found, by)
 
     def report_mail(self, kind: ReportKind, mail: ReportedMail, by: str) -> Reported:
-        """Any mail. Once for each mail and person."""
+        """Report any mail: once for each mail and person."""
         try:
             if not self._store.begin(mail.key, by, kind):
                 return Reported(mail.id, f"already reported as {kind.words}", True, ReportState.ALREADY)

@@ -35,7 +35,7 @@ class State:
 
 
 def reload(path: Path, timeout_s: float) -> NoReturn:
-    """Ends the process with its exit code. Mistakes in the file are reported before anything is signalled."""
+    """Ends the process with its exit code. Errors in the file are reported before anything is signalled."""
     loaded = load_or_exit(path)
     listen = loaded.config.listen
     page = _metrics(loaded)

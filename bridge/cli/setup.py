@@ -96,7 +96,7 @@ def _named(service: str | None) -> str | None:
 
 
 def _front(conf: Config, wanted: str | None) -> str | None:
-    """The service that Postfix has. Without a Postfix here, the script looks for it where it is run."""
+    """The service in Postfix's master.cf. If there is no Postfix here, the script looks for it where it is run."""
     import subprocess
 
     from bridge.cli import postfix_settings

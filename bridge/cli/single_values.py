@@ -1,4 +1,4 @@
-"""Commands that refuse an option which is given twice but can have only one value.
+"""Commands that refuse an option that is given twice but can have only one value.
 
 click keeps the last value and says nothing: `quarantine delete --tag a --tag b` would delete mail that lacks `a`.
 All our commands use these classes.
@@ -14,7 +14,7 @@ import click
 class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
-        for param, times in Counter(order).items() if not ctx.resilient_parsing else ():  # a shell that completes
+        for param, times in Counter(order).items() if not ctx.resilient_parsing else ():  # a shell is completing words
             if times > 1 and isinstance(param, click.Option) and not (param.multiple or param.is_flag or param.count):
                 name = max(param.opts, key=len)
                 raise click.UsageError(f"{name} was given {times} times, but takes only one value", ctx)

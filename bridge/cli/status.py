@@ -37,7 +37,7 @@ def status(path: Path | None, whole: bool, as_json: bool) -> None:
     address = admin_address(path)
     state = ask(address)
     if state is None:
-        load_or_exit(path)  # a mistake in the file may be the reason
+        load_or_exit(path)  # an error in the file may be the reason
         say(no_daemon(address), err=True)
         sys.exit(1)
     if as_json:
@@ -138,7 +138,7 @@ def _next_hop(hop: dict[str, Any]) -> str:
 
 
 def _age(known: dict[str, Any]) -> str:
-    """How old the knowledge is. An older daemon does not say so."""
+    """The age of this information. An older daemon does not report it."""
     age_s = known.get("age_s")
     return "" if age_s is None else f", as of {spoken(age_s)} ago"
 

@@ -22,10 +22,10 @@ def lines(
     least_important: Sequence[str],
     natural: Mapping[str, int] | None = None,
 ) -> Iterable[str]:
-    """Aligned columns; with a width, no line is longer. The first row has the names of the columns.
+    """Aligned columns; if a width is given, no line is longer. The first row has the names of the columns.
 
-    `shared` columns are shortened; those that are `least_important` are left out first. `natural` are the widths of
-    the columns if they are not those of these rows.
+    `shared` columns are shortened; those that are `least_important` are left out first. `natural` has the
+    widths of the columns if they do not follow from these rows.
     """
     from rich.cells import cell_len
 
@@ -40,7 +40,7 @@ def lines(
 
 
 def natural_width(rows: Sequence[Sequence[str]]) -> int:
-    """Of the lines if nothing is cut."""
+    """The width of the lines if nothing is cut."""
     from rich.cells import cell_len
 
     return sum(max(map(cell_len, cells)) + len(_GAP) for cells in zip(*rows, strict=True)) - len(_GAP)
@@ -76,7 +76,7 @@ def _sized(text: str, size: int) -> str:
 
 
 def cut(text: str, size: int) -> str:
-    """No wider than this."""
+    """The text, no wider than this."""
     from rich.cells import cell_len, set_cell_size
 
     if cell_len(text) <= size:
@@ -85,7 +85,7 @@ def cut(text: str, size: int) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], most: Sequence[int]) -> list[str]:
-    """Columns no wider than `most`: the first to the left, the others, which are numbers, to the right."""
+    """Columns no wider than `most`: the first aligned left, the others, which are numbers, aligned right."""
     from rich.cells import cell_len
 
     shown = [[cut(cell, size) for cell, size in zip(row, most, strict=True)] for row in rows]

@@ -50,7 +50,7 @@ def say_json(data: object, indent: int | None = None) -> None:
 
 
 def width() -> int | None:
-    """Of the terminal that standard output is; None if it is a pipe or a file."""
+    """The terminal's width; None if standard output is a pipe or a file."""
     import shutil
 
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -77,7 +77,7 @@ def ask_secret(question: str) -> str:
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """For tables and pictures: text is text, without markup, emoji codes and guessed colours."""
+    """For tables and pictures: text is text, without markup, emoji codes or guessed colours."""
     from rich.console import Console  # only some commands need it, and it takes 50 ms to import
 
     return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)

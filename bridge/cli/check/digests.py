@@ -19,7 +19,7 @@ _REASONS = ("spam", "phishing", "malware", "blocked", "other")
 
 
 def check_digests(conf: Config) -> Iterator[Finding]:
-    """Nothing if there are none. The next hop, which gets them, is checked separately."""
+    """Nothing if there are no digests. The next hop, which gets them, is checked separately."""
     if not conf.digests.is_on:
         return
     missing = [name for name in ("argon2", "authlib", "jinja2", "nh3") if find_spec(name) is None]
@@ -34,7 +34,7 @@ def check_digests(conf: Config) -> Iterator[Finding]:
 
 
 def _files(conf: Config) -> Iterator[Finding]:
-    """The keys; and what the configuration names: aliases, and the templates of each tenant, by writing a sample."""
+    """The keys, and the files that the configuration names: aliases, and each tenant's templates (writes a sample)."""
     from bridge.cli.digest import parts
     from bridge.digests.message import DigestMaker
     from bridge.digests.sample import sample

@@ -145,7 +145,7 @@ def _listener(conf: Config, listener: Listener, running: bool) -> Finding:
 
 
 def check_admin(conf: Config, state: dict[str, Any] | None) -> Finding:
-    """`state` is what answers there now: our daemon, or that of another configuration."""
+    """`state` is that of the daemon that answers there now: ours, or one with another configuration."""
     address = conf.admin.address
     if state is not None:
         ours = {(listener.name, str(listener.address)) for listener in conf.listeners}
@@ -183,7 +183,7 @@ _UNSCANNED = {
 
 
 def check_policies(conf: Config) -> Iterator[Finding]:
-    """Settings by which a sender gets a mail delivered unscanned: it only has to be slow, or to break the scanner."""
+    """Settings that let a sender get a mail delivered unscanned: it only has to be slow, or to break the scanner."""
     for listener in conf.listeners:
         policies = [(listener.name, conf.policy_for(listener))]
         policies += [
@@ -250,8 +250,8 @@ def _limit_of(pid: int) -> int | None:
 
 
 def check_event_sinks(conf: Config) -> Iterator[Finding]:
-    """The files that sinks name. `scanbridge events test` shows whether a receiver accepts events. Opens none of the
-    state directory."""
+    """The files that sinks name. `scanbridge events test` shows whether a receiver accepts events. Opens no file in
+    the state directory."""
     state = directories.state_directory(conf.state_directory)
     for sink in conf.events:
         what = f"event sink {sink.name}"

@@ -230,7 +230,7 @@ def _way_back(conf: Config, settings: Settings, users: list[str]) -> Iterator[Fi
 
 
 def _largest(conf: Config, users: list[str], settings: Settings) -> int:
-    """The largest mail that these services pass to us; what is over our own limit does not come back."""
+    """The largest mail that these services pass to us; mail over our own limit does not come back."""
     limits = [settings.of(user, "message_size_limit") for user in users]
     ours = conf.limits.max_message_size
     return min(ours, max((int(limit) or ours if limit.isdigit() else ours for limit in limits), default=ours))

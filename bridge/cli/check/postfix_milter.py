@@ -69,7 +69,7 @@ def _settings(main: dict[str, str]) -> Iterator[Finding]:
 
 
 def milter_names(address: Endpoint, main: dict[str, str]) -> list[str]:
-    """As smtpd_milters may write it, also for a chrooted smtpd."""
+    """The forms that smtpd_milters may use, also for a chrooted smtpd."""
     names, queue = _names(address), main["queue_directory"]
     if address.path and PurePosixPath(address.path).is_relative_to(queue):
         names.append(f"unix:/{PurePosixPath(address.path).relative_to(queue)}")

@@ -1,4 +1,4 @@
-"""`scanbridge service check`: the queue of analyses in NATS, and the workers at it."""
+"""`scanbridge service check`: the queue of analyses in NATS, and its workers."""
 
 from __future__ import annotations
 

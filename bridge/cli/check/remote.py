@@ -77,7 +77,7 @@ async def _discovered(scanner: Scanner) -> AsyncIterator[Finding]:
 
 
 async def _scanner_host(conf: Config, scanner: Scanner, host: Host, what: str) -> Finding:
-    """Its status, and whether it decides on a test mail: a service may give the one and refuse the other."""
+    """Its status, and whether it decides on a test mail: a service may provide one and refuse the other."""
     try:
         status = str(await scanner.status(host, _TIMEOUT_S))
         if host.dialect.name != DEFAULT_DIALECT:

@@ -141,7 +141,7 @@ def _in_use(loaded: Loaded, running: str) -> Finding:
 
 
 def _can_be_identified(url: str) -> bool:
-    """Not one in memory, and not a file that we may not see."""
+    """False for a database in memory, and for a file that we are not allowed to see."""
     if ":memory:" in url:
         return False
     try:

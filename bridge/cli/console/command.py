@@ -139,7 +139,7 @@ def enter_url(conf: Config, token: str) -> str:
 
 
 def run_console(path: Path | None, *, beside: bool = False) -> None:
-    """`beside`: started by the embedded default: print a sign-in link, and exit when standard input is closed."""
+    """`beside` (started by the embedded default): prints a sign-in link, and exits when standard input is closed."""
     early = EarlySignals()
     from bridge.cli.console import wiring
 
@@ -195,7 +195,7 @@ def _say_link(conf: Config, sources: Sources) -> None:
         if sources.users.find(DEMO_USER) is None:
             sources.users.add(DEMO_USER, None, Role.ADMIN)
         token = "" if os.environ.get("JOURNAL_STREAM") else sources.links.make(DEMO_USER, _DEMO_LINK_S)
-    except BridgeError as exc:  # a full disk: the console shows all the more why mail is refused
+    except BridgeError as exc:  # such as a full disk: the console is needed all the more, to show why mail is refused
         say_lines(f"scanbridge console: no sign-in link can be created: {exc}", err=True)
         token = ""
     if token:

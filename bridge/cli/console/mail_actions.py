@@ -27,7 +27,7 @@ from bridge.relay.relay import Relay
 
 T = TypeVar("T")
 _LISTS_PATIENCE_S = 10.0
-_WAIT_S = 10.0  # for a release of the same mail by somebody else
+_WAIT_S = 10.0  # while somebody else releases the same mail
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ the console is off: the configuration has no `console` key. Turn it on with
 
 and see docs/operate/console.md for a reverse proxy and for single sign-on"""
 _PATIENCE_S = 10.0
-_STATEMENT_S = 8.0  # shorter than the patience, so that a slow search ends before those who wait for it give up
+_STATEMENT_S = 8.0  # less than _PATIENCE_S, so that a slow search ends before those who wait for it give up
 _LISTS_PATIENCE_S = 5.0
 
 
@@ -87,7 +87,7 @@ def sources(conf: Config, path: Path | None) -> Sources:
     try:
         state = make_state_directory(conf, path)
         place = wiring.quarantine_place(conf, state)
-        # People wait longer than a mail's reply, and for the searches of others: they share a connection.
+        # People can wait longer than the reply to a mail, and also wait for others' searches: they share a connection.
         quarantine = Quarantine(replace(place, patience_s=_PATIENCE_S, statement_s=_STATEMENT_S))
         session = Session(conf, state, place.directory, quarantine, LaterNotes(conf, state))
 

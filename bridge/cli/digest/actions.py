@@ -13,7 +13,7 @@ from bridge.quarantine.record import MailRecord
 from bridge.quarantine.release import AlreadyReleased, ReleaseRequest
 from bridge.user_pages.actions import ActionResult
 
-_WAIT_S = 30.0  # for a release of the same mail to somebody else
+_WAIT_S = 30.0  # while the same mail is released to somebody else
 
 
 @dataclass(frozen=True, slots=True)

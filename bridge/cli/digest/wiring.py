@@ -61,7 +61,7 @@ def configured(path: Path | None) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class Digesting:
-    """Everything of one configuration."""
+    """Everything that the digests of one configuration need."""
 
     conf: Config
     state: Path
@@ -152,7 +152,7 @@ class Digesting:
         return relay
 
     def _provider(self) -> Provider | None:
-        """The console's, with a different way back."""
+        """The console's provider, with a different address to return to."""
         if self.conf.console is None or not self.conf.digests.page.sign_in_by_oidc:
             return None
         return console_wiring.provider(self.conf, f"{self.conf.digests.page.base}/sign-in/back")

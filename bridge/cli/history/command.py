@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bridge.history.query import HistoryQuery
 
 _CURSOR = re.compile(r"\d{1,12}(?:\.\d{1,9})?(?:e[+-]?\d{1,2})?:[0-9A-Za-z]{0,64}")
-_CHUNK = 1000  # mails that are read at once
+_CHUNK = 1000  # mails that are read at a time
 _FOLLOWED = 10  # mails that --follow shows first
 EXIT_INTERRUPTED = 130
 
@@ -166,7 +166,7 @@ def _next_page(session: HistorySession, limit: int, cursor: str) -> str:
 
 
 def _as_typed(name: str, value: Any) -> str:
-    """A moment is written out: `2h` means something else by the time of the next page.
+    """A point in time is written out: `2h` means something else by the time the next page is requested.
 
     With its offset, because the clock shows an hour twice when summer time ends, and with fractions of a second.
     """
@@ -194,7 +194,7 @@ class _Lines:
 
     def __init__(self, form: str) -> None:
         self._form = form
-        self._skipped = 0  # lines of the next part that were shown before: the header
+        self._skipped = 0  # lines of the next part to leave out, because they were already shown: the header
 
     def show(self, entries: list[MailEntry]) -> None:
         from bridge.cli.history.columns import MAILS, NATURAL

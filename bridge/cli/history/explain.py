@@ -89,7 +89,7 @@ def _tell_all(session: HistorySession, question: Question, limit: int, as_json: 
 
 
 def _whole(session: HistorySession, mails: list[Mail], limit: int) -> list[Mail]:
-    """The newest, each with all its attempts. `mails` loses those that turn out to be attempts of a newer one."""
+    """The newest, each with all its attempts. Removes from `mails` those that prove to be attempts of a newer one."""
     from bridge.history.mails import identity, whole
 
     made: list[Mail] = []

@@ -103,5 +103,5 @@ def with_filters(command: Callable[..., None], *, brief: bool = False) -> Callab
 
 
 def _without_length(network: str) -> str:
-    """A single address as an address: that is what is indexed."""
+    """A network of one address, written as that address: that is what is indexed."""
     return network.removesuffix("/128") if ":" in network else network.removesuffix("/32")

@@ -23,7 +23,7 @@ _OVERLAP_S = 15.0
 
 
 def new_mails(session: HistorySession, query: HistoryQuery) -> Iterator[list[MailEntry]]:
-    """First the last ones that are there, then new ones; the oldest first. Never ends."""
+    """First the latest mails that are already there, then new ones; each time oldest first. Never ends."""
     store = session.store
     latest = session.read(lambda: store.find(query))[::-1] if query.limit else []
     recent = session.read(lambda: store.find(_window(query)))

@@ -10,22 +10,22 @@ from bridge.history.entry import MailEntry
 from bridge.history.query import client_address, may_be_address, pasted_key
 from bridge.runtime.moments import parse
 
-DEFAULT_SINCE = "yesterday"  # at midnight, so: yesterday and today
+DEFAULT_SINCE = "yesterday"  # since midnight: yesterday and today
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, and the mails that were found."""
+    """What was asked for, and the mails that were found."""
 
     what: str  # "" if only options were given
-    wanted: dict[str, Any]  # options; always with `since` if it was asked by address
+    wanted: dict[str, Any]  # options; always includes `since` if the search was for an address
     found: list[MailEntry]
     is_address: bool  # `what` was taken for an address or a domain
     is_cut: bool = False  # there are more
 
 
 def ask(session: HistorySession, what: str, wanted: dict[str, Any], limit: int) -> Question:
-    """By key first, whenever that was, unless a time is given; else by address, or client, since yesterday."""
+    """By key first, over all time unless a period is given; otherwise by address or client, since yesterday."""
     key = pasted_key(what)
     for spelling in session.hidden.spellings(key):
         query = session.query(wanted, what=session.hidden.key(spelling), limit=limit + 1)

@@ -88,13 +88,13 @@ def stats(
 
 def _sums(session: HistorySession, by: str, wanted: dict[str, Any]) -> list[Line]:
     query = session.query(wanted)
-    what: Any = "hour" if by == "day" else by  # days of the store are those of UTC
+    what: Any = "hour" if by == "day" else by  # the store's days are UTC days
     found: list[Sum] = session.read(lambda: session.store.count(what, query))
     return lines_of(by, found)
 
 
 def _total(session: HistorySession, by: str, wanted: dict[str, Any], sums: list[Line]) -> int:
-    """Of mails: those with several tags or recipients are counted once."""
+    """The number of mails: those with several tags or recipients are counted once."""
     if by not in ("tag", "recipient"):
         return sum(mails for _, mails, _ in sums)
     query = session.query(wanted)

@@ -24,7 +24,7 @@ async def check(session: Session, name: str, entries: Iterable[str], sources: It
         return
     async with ListClient(session.settings) as client:
         categories = {info.name: info.category for info in await client.lists(session.tenant)}
-    if name in categories:  # otherwise the addition fails, and says so
+    if name in categories:  # otherwise there is no such list, and the addition reports that
         refuse(found(dangers, session.category(name, categories[name]), suspicious), sources)
 
 

@@ -58,7 +58,7 @@ class Session:
     config: Config | None = None  # None: everything came from the command line
 
     def category(self, name: str, reported: str) -> str:
-        """What the entries of a list are: as configured, or as the service says."""
+        """The kind of entries in a list: as configured, or else as the service reports it."""
         kinds = self.config.lists.kinds if self.config is not None and self.config.lists is not None else {}
         return str(kinds.get(name, reported))
 
@@ -104,7 +104,7 @@ def open_session(
                 conf = load(path)
         if configured is not None:
             given = {**configured.model_dump(exclude_none=True), **given}
-        if url:  # this service, and no other
+        if url:  # only this service
             given["url"] = _given_url(url, configured is not None and configured.allow_plain_http)
             given.pop("other_urls", None)
         if configured is None and not (url and key):
@@ -134,7 +134,7 @@ def not_configured(path: Path | None) -> str:
 
 
 def with_hint(settings: ListSettings, option: str = "") -> ListSettings:
-    """The same settings, with a message that says why the command waits. `option` is the one that sets how long."""
+    """The same settings, with a message that says why the command waits. `option` sets how long it waits."""
     hint = RetryHint(settings.retry.patience_s, f" ({option})" if option else "")
     return replace(settings, on_retry=hint, on_fail_over=lambda exc, url: say(f"{exc}; using {url}", err=True))
 

@@ -42,7 +42,7 @@ class Source:
     """A file of entries, or standard input (`-`)."""
 
     path: Path
-    kind: Format | None = None  # None: by the name of the file
+    kind: Format | None = None  # None: determined by the file's name
     _raw: bytes = b""  # of standard input, which cannot be read twice
 
     @property
@@ -57,7 +57,7 @@ class Source:
         return files.read_file(self.path, self.kind)
 
     def places(self, wanted: set[str]) -> dict[str, str]:
-        """Some entries and their places, as `file:line`."""
+        """The `wanted` entries and where they are, as `file:line`."""
         if self._is_standard_input:
             return files.places(self._raw, self.kind or Format.TEXT, STANDARD_INPUT, wanted)
         try:

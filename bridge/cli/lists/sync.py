@@ -130,7 +130,7 @@ class SyncJob:
             self._refuse_dangers(infos, dry_run=dry_run)
 
     def _refuse_dangers(self, infos: dict[Target, ListFileInfo], *, dry_run: bool) -> None:
-        """Additions only: an entry that is in the list already is left alone. A dry run only says so."""
+        """Additions only: an entry that is already in the list is left alone. A dry run only reports the dangers."""
         known, shown = Dangers(self._session.own_domains), []
         for planned in self.plans:
             category = self._session.category(planned.target.name, infos[planned.target].category)

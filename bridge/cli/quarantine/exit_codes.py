@@ -1,4 +1,4 @@
-"""With which exit code a command of `scanbridge quarantine` ends; with several mails, the most serious counts.
+"""The exit code of a `scanbridge quarantine` command; with several mails, the most serious one counts.
 
 0 done, 1 failed (needs attention), 75 failed for now (run it again later), 4 another process has released it or is
 working on it, 3 no such mail, 78 configuration; for lists also 77 the service refuses the key. 2 wrong arguments, or

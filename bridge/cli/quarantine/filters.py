@@ -14,7 +14,7 @@ from bridge.cli.parameters import DecisionWord, Moment, Network, Tenant, need_sp
 from bridge.runtime.suggestion import did_you_mean
 
 _NO_WORD = re.compile(r"[@.*%\s-]*")
-_NOW_S = 60.0  # `--until 0d` was now when it was read
+_NOW_S = 60.0  # `--until 0d` meant the moment at which it was read
 STATES = ("kept", "interrupted", "unsure", "released")
 
 

@@ -42,8 +42,8 @@ async def release_all(
 ) -> None:
     """A few at a time, over connections that are kept for the next mail. `report` is called as soon as one is done.
 
-    When cancelled, or if `report` fails, it begins no other, and finishes those that it has begun: their recipients may
-    already have them.
+    When cancelled, or if `report` fails, it starts no other release, and finishes those that it has started: their
+    recipients may already have the mail.
     """
     waiting = deque(mails)
 
@@ -57,7 +57,7 @@ async def release_all(
             raise
 
     async def work_together() -> None:
-        """Unlike a TaskGroup, an error of one does not cancel the others."""
+        """Unlike in a TaskGroup, an error in one does not cancel the others."""
         ended = await asyncio.gather(*(work() for _ in range(MAX_HELD)), return_exceptions=True)
         for problem in filter(None, ended):
             raise problem
@@ -74,7 +74,7 @@ async def release_all(
 
 
 async def release_one(session: Session, mail: MailRecord, relay: Relay, order: ReleaseRequest) -> Released:
-    """Never raises a BridgeError: what happened is in the answer."""
+    """Never raises a BridgeError: the result says what happened."""
     try:
         delivered = await release(session.quarantine, mail.id, relay, order)
     except BridgeError as exc:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bridge.cli.quarantine.session import Session
     from bridge.quarantine.record import MailRecord
 
-_SHOWN = 20  # mails before a question
+_SHOWN = 20  # mails shown before a question
 _IN_A_LOG = 160  # columns
 
 _CONSENT = (
@@ -124,7 +124,7 @@ def show_dry_run(mails: list[MailRecord], would: str) -> None:
 
 
 def show_table(mails: list[MailRecord]) -> None:
-    """On a terminal aligned and cut to its width; in a pipe complete, separated by tabs."""
+    """On a terminal, aligned and cut to its width; in a pipe, complete and separated by tabs."""
     from bridge.cli.quarantine.columns import QUARANTINED
 
     QUARANTINED.show(mails)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bridge.lists.client import ListClient
     from bridge.quarantine.record import MailRecord
 
-_SHOWN = 20  # entries before a question
+_SHOWN = 20  # entries shown before a question
 
 _options = (
     config_option,
@@ -139,7 +139,7 @@ class Addition:
     mail: MailRecord
     tenant: str | None
     entry: str = ""
-    normal: str = ""  # the entry as it is compared
+    normal: str = ""  # the entry in the form that is compared
     added: bool = False
     is_there: bool = False
     danger: str = ""  # why the entry needs --force
@@ -229,7 +229,7 @@ class Job:
             async for listed in entries:
                 try:
                     name = listed.entry if listed.entry in wanted else spelling.normalise(category, listed.entry)
-                except ValueError:  # an entry that the service accepted, and we cannot read
+                except ValueError:  # an entry that the service accepted but we cannot read
                     continue
                 if name in wanted:
                     found.add(wanted[name].normal)
@@ -237,7 +237,7 @@ class Job:
             each.is_there = each.normal in found
 
     def confirmed(self, choice: Choice) -> bool:
-        """Asks if filters selected the mails; shows what would be added in a dry run."""
+        """Asks for consent if filters selected the mails; a dry run only shows what would be added."""
         from bridge.cli.quarantine.exit_codes import EXIT_FAILED, EXIT_UNCONFIRMED
 
         if choice.dry_run:
@@ -304,7 +304,7 @@ class Job:
             )
 
     def report(self, *, as_json: bool) -> None:
-        """Of one mail, or with --json of each mail; otherwise one line for each entry, however many mails have it."""
+        """For a single mail, one line; with --json, one for each mail; otherwise one for each entry, shared or not."""
         if as_json:
             for each in self.additions:
                 _say_row(each, self.list_name)

@@ -78,7 +78,7 @@ class Session:
         return any(policy.entry_for("quarantine").action is Action.HOLD for policy in policies)
 
     def unknown(self, mail_id: str) -> str:
-        """The message for an id that does not exist. Only a slip of one or two characters is guessed."""
+        """The message for an id that does not exist. Suggests another id only for a slip of one or two characters."""
         ids = self._ids()
         near = nearest(mail_id, ids, similar=_SIMILAR_ID)
         if near:

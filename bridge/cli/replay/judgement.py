@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 NO_DECISION = "no decision"
-LEVELS = ("decision", "verdict", "tags")  # each compares what is before it, too
+LEVELS = ("decision", "verdict", "tags")  # each also compares those before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Row:
 
 
 def compare(before: Judgement | None, now: Judgement, level: str, *, is_baseline: bool = False) -> Status:
-    """`is_baseline`: both were asked now, so a missing decision of either is a failure."""
+    """`is_baseline`: both were asked now, so a missing decision from either is a failure."""
     if not now.decision:
         return Status.FAILED
     if before is None or not before.decision:
@@ -127,7 +127,7 @@ class Replay:
 
     @property
     def matrix(self) -> dict[str, dict[str, int]]:
-        """How many mails by the decision before, and by that of now. Mail that could not be read is not in it."""
+        """The number of mails for each earlier and each new decision. Mail that could not be read is not counted."""
         found: dict[str, dict[str, int]] = {}
         for row in self.done:
             if row.before is not None and row.sha256:
@@ -150,7 +150,7 @@ class Replay:
 
 
 def in_order(labels: set[str]) -> list[str]:
-    """Decisions from the mildest on, then unknown words, then `no decision`."""
+    """Decisions, the mildest first, then unknown words, then `no decision`."""
     known = ("deliver", "undecided", "quarantine", "bounce", "drop")
     unknown = sorted(labels - {*known, NO_DECISION})
     return [label for label in (*known, *unknown, NO_DECISION) if label in labels]

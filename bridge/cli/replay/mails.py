@@ -31,7 +31,7 @@ DEFAULT_RECIPIENT = "postmaster"
 
 _MAX_FILE = MAX_MESSAGE_BYTES + 1024 * 1024  # with the header fields that we add
 _MAX_RECORD = 16 * 1024 * 1024
-# How files begin that gzip, bzip2, xz, zstd and lz4 have written.
+# How files written by gzip, bzip2, xz, zstd and lz4 begin.
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
 _RECORDED = frozenset({"deliver", "quarantine", "bounce", "drop", "undecided"})
 
@@ -149,14 +149,14 @@ class FileMail:
 
 
 def find_files(paths: tuple[Path, ...], given: GivenEnvelope, known: Known) -> Iterator[FileMail]:
-    """Files as given; of a directory the .eml files in it and below it, of a Maildir all its mail."""
+    """The files that are given; for a directory, the .eml files in and below it; for a Maildir, all its mail."""
     for path in paths:
         for found in sorted(_mails_below(path)) if path.is_dir() else [path]:
             yield FileMail(found, given, known, is_named=found is path)
 
 
 def _mails_below(directory: Path) -> Iterator[Path]:
-    """Also folders that cannot be read: each is a mail that cannot be read."""
+    """Also folders that cannot be read: each counts as a mail that cannot be read."""
     closed: list[OSError] = []
     for place, folders, files in os.walk(directory, onerror=closed.append):  # does not follow links
         here = Path(place)
@@ -212,7 +212,7 @@ def _head(content: bytes) -> bytes:
 
 
 def _recipients(head: bytes) -> tuple[str, ...]:
-    """The last delivery's; else those of our own Maildir, or of Postfix before its aliases."""
+    """That of the last delivery; else those of our own Maildir, or of Postfix before alias expansion."""
     return _addresses(head, "Delivered-To")[:1] or _addresses(head, "X-Original-To")
 
 

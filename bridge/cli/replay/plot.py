@@ -15,7 +15,7 @@ from bridge.runtime.visible_text import visible
 _CELL, _HIGH = 108, 56
 _LEFT, _TOP, _EDGE = 150, 134, 28
 _STAYED, _CHANGED = (33, 102, 172), (178, 74, 24)
-_LETTER = 7.4  # wide, at most, on average
+_LETTER = 7.4  # upper bound of a letter's average width
 _MAX_WORD = 12  # characters beside a row or above a column
 _FONT = "font-family='DejaVu Sans, Helvetica, Arial, sans-serif'"
 

@@ -80,7 +80,7 @@ def totals(replay: Replay) -> str:
 def matrix_lines(
     matrix: dict[str, dict[str, int]], corner: str = "before \\ now", befores: list[str] | None = None
 ) -> Iterator[str]:
-    """Rows are the decisions before, columns those of now; a dot is zero, and the diagonal is what stayed."""
+    """Rows are the earlier decisions, columns the new ones; a dot is zero, and the diagonal is what did not change."""
     if not matrix:
         return
     befores, nows = befores or in_order(set(matrix)), in_order({now for line in matrix.values() for now in line})
@@ -119,7 +119,7 @@ def _arrow(before: str, now: str) -> str:
 
 
 def _tags(before: Judgement, now: Judgement) -> str:
-    """What went and what came; all of them if nothing changed."""
+    """The tags that were removed and added; all tags if nothing changed."""
     if set(before.tags) == set(now.tags):
         return ",".join(now.tags)
     gone = [f"-{tag}" for tag in before.tags if tag not in now.tags]

@@ -23,14 +23,14 @@ from bridge.scanner.client import Scanner
 
 _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 15.0
-_TRIES = 5  # of a scanner that cannot be reached
+_TRIES = 5  # for a scanner that cannot be reached
 _dice = random.Random()  # noqa: S311 - spreads load, keeps no secret
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     concurrency: int = 4
-    timeout_s: float = 300.0  # for one scan; and for a scanner without room
+    timeout_s: float = 300.0  # for one scan, and for repeated attempts if a scanner has no room
     level: str = "tags"
 
 
@@ -40,7 +40,7 @@ class Asked:
 
     scanner: Scanner
     settings: Settings
-    is_down: bool = False  # a mail has tried several times to reach it, and no other succeeded since
+    is_down: bool = False  # several attempts with one mail failed to reach it, and no other has succeeded since
     problem: str = ""  # why it could not be reached
 
     async def judge(self, request: AnalysisRequest, content: bytes) -> Judgement:
@@ -98,7 +98,7 @@ class Work:
     expected: Expected | None = None
 
     async def run(self, sources: Sequence[Source], advance: Callable[[int], None]) -> None:
-        """Fills `replay.rows`; cancelled, it leaves what is done. Raises TokenRefused."""
+        """Fills `replay.rows`; if cancelled, it keeps the rows that are done. Raises TokenRefused."""
         self.replay.rows = [None] * len(sources)
         waiting = iter(enumerate(sources))
 
@@ -111,7 +111,7 @@ class Work:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(min(self.settings.concurrency, len(sources))):
                     tasks.create_task(worker())
-        except ExceptionGroup as group:  # of the first workers that were refused; the others were cancelled
+        except ExceptionGroup as group:  # from the first workers that were refused; the others were cancelled
             raise group.exceptions[0] from None
 
     async def _replay(self, source: Source) -> Row:

@@ -42,7 +42,7 @@ class Expected:
             raise BadResult(f"{path} was not written by `scanbridge replay --save`") from exc
 
     def find(self, name: str, digest: str) -> Judgement | None:
-        """The same mail, else the same content under another name, else what has its name now."""
+        """The decision on the same mail; else on the same content elsewhere; else on other content of this name."""
         known, found = self._by_name.get(name, ("", None))
         return found if known == digest else self._by_hash.get(digest, found)
 

@@ -1,6 +1,6 @@
-"""The scanners of a replay: that of the configuration, another one by its URL, or the included service in a file.
+"""The scanners of a replay: the configured one, another one (by its URL), or the included service (by its file).
 
-A token is never sent to a scanner for which it was not given: that of the configuration goes only to its own URLs.
+A token is never sent to a scanner for which it was not given: the configured one goes only to the configured URLs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bridge.scanner.client import Scanner, ScannerSettings
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One scanner, as given on the command line; without URL and file it is that of the configuration."""
+    """One scanner, as given on the command line; without a URL or a file, the one in the configuration."""
 
     url: str | None = None
     token_file: Path | None = None
@@ -78,7 +78,7 @@ def _settings(choice: Choice, conf: Config) -> ScannerSettings:
     there = conf.scanner.model_copy(update={"urls": urls})
     if choice.ca_file is not None:
         there = there.model_copy(update={"ca_file": str(choice.ca_file.absolute())})
-    if not is_configured:  # our certificate is for the configured ones, too
+    if not is_configured:  # our certificate, too, is only for the configured ones
         there = there.model_copy(update={"client_cert_file": None, "client_key_file": None})
     found = wiring.scanner_settings(conf.model_copy(update={"scanner": there}), token)
     return replace(found, resubmit=False)

@@ -27,6 +27,6 @@ def top(path: Path | None, interval_s: float, as_json: bool, once: bool) -> None
     """Watch a running daemon. Shows load, rates, decisions, times, scanner and next hops; press q to quit."""
     from bridge.cli.top.live import watch
 
-    # If no daemon answers, a mistake in the file may be the reason.
+    # If no daemon answers, an error in the file may be the reason.
     good = watch(admin_address(path), interval_s, as_json=as_json, once=once, on_silence=lambda: load_or_exit(path))
     sys.exit(1 if once and not good else 0)

@@ -24,7 +24,7 @@ from bridge.runtime.endpoints import Endpoint
 
 
 def watch(address: Endpoint, interval_s: float, *, as_json: bool, once: bool, on_silence: Callable[[], object]) -> bool:
-    """Until the user stops it; whether a daemon answers and reports no problem.
+    """Runs until the user stops it; returns whether a daemon answers and reports no problem.
 
     If no daemon answers at the beginning, `on_silence` is called first.
     """
@@ -44,7 +44,7 @@ def watch(address: Endpoint, interval_s: float, *, as_json: bool, once: bool, on
 
 
 class Monitor:
-    """Takes one sample after the other; the daemon may stop and start in between."""
+    """Takes one sample after another; the daemon may stop and start in between."""
 
     def __init__(self, address: Endpoint) -> None:
         self._address = address

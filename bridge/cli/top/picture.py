@@ -22,7 +22,7 @@ HISTORY = 120
 
 
 class Picture:
-    """Keeps the last intervals for the sparklines."""
+    """Keeps the latest intervals for the sparklines."""
 
     def __init__(self, *, waits: bool = True) -> None:
         self._waits = waits  # for a daemon that does not answer
@@ -168,7 +168,7 @@ def _pairs(name: str, *groups: Mapping[str, float], style: str = "") -> Text:
 
 
 def sparkline(values: deque[float], width: int, ascii_only: bool = False) -> str:
-    """The last values as bars, relative to the highest."""
+    """The latest values as bars, relative to the highest."""
     shown = list(values)[-width:] if width > 0 else []
     top, bars = max(shown, default=0.0), _BARS[ascii_only]
     return "".join(bars[min(int(value / top * len(bars)), len(bars) - 1)] if top else bars[0] for value in shown)

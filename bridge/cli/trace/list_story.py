@@ -57,7 +57,7 @@ def _told(setup: Setup, session: Session, asked: tuple[str, str | None, Copy | N
 
 
 def _unreadable(setup: Setup, name: str, tenant: str | None) -> str:
-    """Why; empty if there is no such file. The daemon may have another user, who can read it."""
+    """Why; empty if there is no such file. The daemon may run as another user, who can read it."""
     try:
         (setup.state / "lists" / Wanted(name, tenant).file_name).open("rb").close()
     except FileNotFoundError:

@@ -81,7 +81,7 @@ class Run:
 
     @property
     def processed(self) -> list[Record]:
-        """Of mails that arrived completely; one for each part of a mail that was divided."""
+        """The records of mails that arrived completely; one for each part of a mail that was divided."""
         return [record for record in self.records if not record.at]
 
 
@@ -114,7 +114,7 @@ def _filter(
 ) -> Filter:  # fmt: skip
     conf, listener = setup.config, setup.listener
     settings = wiring.filter_settings(conf, listener)
-    if 0 < settings.shadow_percent < 100:  # the story says so, and is told for the other mails
+    if 0 < settings.shadow_percent < 100:  # the story mentions it, and shows what happens to the other mails
         settings = replace(settings, shadow_percent=0.0)
     key = wiring.release_key(conf, setup.state)
     released = None
@@ -147,7 +147,7 @@ def _noted(setup: Setup, handed: list[Handed], conf: Config, settings: RelayConf
 async def _listening(
     setup: Setup, filter_: Filter, done: Run
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection to the listener, which exists as long as it."""
+    """A connection to the listener; the listener exists only as long as the connection."""
     plain = setup.listener.model_copy(update={"tls": None, "proxy_protocol": False})
     spool = Spool(*wiring.spool_settings(setup.config))
     server: HooksServer | MilterServer | SmtpServer

@@ -154,7 +154,7 @@ class NotedCopies(Copies):
 
     def look(self) -> None:
         super().look()
-        self.asked.clear()  # by `look` itself
+        self.asked.clear()  # `look` itself asked for these
 
     def get(self, name: str, tenant: str | None) -> Copy | None:
         found = self.asked[name, tenant] = super().get(name, tenant)

@@ -1,4 +1,4 @@
-"""What a trace tells: one step after the other, as sentences for people and as facts for programs.
+"""What a trace shows: one step after another, as sentences for people and as facts for programs.
 
 Reads what the real parts did (`run`), and decides nothing itself. Our own ids are shown as `ID`: a real mail would get
 another one.
@@ -48,7 +48,7 @@ class Step:
 
 
 def before_decision(setup: Setup, done: Run) -> Iterator[Step]:
-    """From the connection to the question to the scanner."""
+    """From the connection up to the request to the scanner."""
     yield _listener(setup)
     yield from _shadow(setup)
     yield _size(setup)
@@ -215,7 +215,7 @@ def _left_out(done: Run) -> Iterator[Step]:
 
 
 def _refused(done: Run, at: str, addresses: tuple[str, ...], reply: str) -> Step:
-    """Rules are known of refusals that are logged; a command that is refused for its form alone is not."""
+    """The rule is known only for a logged refusal; a command that is refused for its form alone is not logged."""
     found = [record for record in done.records if record.at == at and record.tx.envelope.addresses == addresses]
     command = " ".join((at.upper(), *addresses))
     if not found:
