@@ -53,7 +53,7 @@ def _by_method(console: Console, rows: list[Route]):  # type: ignore[no-untyped-
 
 
 def _instead(console: Console, handler: Handler):  # type: ignore[no-untyped-def]
-    """A page for requests that no row is for."""
+    """A page for requests that match no row."""
     guard = Guard(console, Route("/", handler, role=None))
 
     async def answer(request: Request, exc: Exception) -> Response:

@@ -23,7 +23,7 @@ STARTED, DONE, REFUSED, FAILED = "started", "done", "refused", "failed"
 OTHERS = "others who had not signed in"
 MAX_STRANGERS = 200  # entries in a window, whatever addresses they come from
 STRANGERS_S = 900.0
-_STRANGER = "audit: a stranger"  # in the table of attempts, which forgets by itself
+_STRANGER = "audit: a stranger"  # in the table of attempts, from which old rows are deleted anyway
 _LOCK = 0xC0A5020  # in PostgreSQL, one count at a time
 _a, _t = database.audit.c, database.attempts.c
 
@@ -112,7 +112,7 @@ class Audit:
     def find(
         self, *, before: int = 0, limit: int = 100, name: str = "", mail: str = "", action: str = ""
     ) -> list[AuditEntry]:
-        """The newest first; `before` is the number of the last entry of the page before.
+        """The newest first; `before` is the number of the last entry of the previous page.
 
         `name` may also be a subject: names change, and may have belonged to somebody else.
         """

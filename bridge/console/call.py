@@ -60,13 +60,13 @@ class Call:
 
     @property
     def person(self) -> Person:
-        """Of a route that has a role."""
+        """Only for a route that has a role."""
         assert self.person_or_none is not None
         return self.person_or_none
 
     @property
     def tenants(self) -> Tenants:
-        """Whose mail may be shown: every question to the quarantine carries it; `history` does so by itself."""
+        """Whose mail may be shown: it goes into every query of the quarantine; `history` adds it by itself."""
         return self.person.tenants
 
     @property

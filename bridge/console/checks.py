@@ -22,7 +22,7 @@ from bridge.runtime.storable import is_storable
 
 _SAME_SITE = "same-origin"
 _MAX_FIELDS = 5000  # a bulk action names that many mails
-# Beside a file, which goes to disk. Text is in memory, and takes up to eighty times its size for a moment.
+# Text beside a file: the file goes to disk, but text is in memory, and briefly takes up to eighty times its size.
 _MAX_TEXT_BESIDE, _MAX_FIELDS_BESIDE = 64 * 1024, 20
 _PARTS = "multipart/form-data"
 _CHARSET = re.compile(r'charset(?!=("?)(?:utf-?8|us-ascii)\1 *(?:;|$))')  # other than UTF-8, however it is written
@@ -48,7 +48,7 @@ class Form:
 
 
 def check_host(request: Request, origins: Collection[str]) -> None:
-    """A name that is not ours may be another site's, which was made to point at this address."""
+    """A name that is not ours may belong to another site that was made to point at this address."""
     hosts = [host.lower() for host in request.headers.getlist("host")]  # RFC 9112 3.2: exactly one
     if not any(hosts == [origin.partition("://")[2]] for origin in origins):
         text = N_("These pages are not available under this host name. Use the one in the setting public_url.")

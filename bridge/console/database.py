@@ -1,7 +1,7 @@
 """The console's own tables: users, sessions, sign-in links, failed attempts, the audit log.
 
-In the state database if that is a server, otherwise in an SQLite file of the console's own, so that its writing never
-holds a lock that mail waits for. Everything is synchronous and must run in a thread.
+In the state database if that is on a database server, otherwise in an SQLite file of the console's own, so that its
+writing never holds a lock that mail waits for. Everything is synchronous and must run in a thread.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _create(connection: Connection) -> None:
 
 
 def _add_subjects(connection: Connection) -> None:
-    """Older sessions of people of the provider are known by name only, so these people have to sign in again."""
+    """Older sessions identify the provider's people only by name, so these people have to sign in again."""
     _add_column(connection, sessions, "subject", 255)
     _add_column(connection, audit, "provider", 300)
     _add_column(connection, audit, "subject", 255)
@@ -114,7 +114,7 @@ def _add_subjects(connection: Connection) -> None:
 
 
 def _add_groups(connection: Connection) -> None:
-    """Older sessions of people of the provider have none, so these people have to sign in again."""
+    """Older sessions of the provider's people have no group, so these people have to sign in again."""
     _add_column(connection, sessions, "member_of", MAX_GROUP)
     connection.execute(delete(sessions).where(sessions.c.provider != "", sessions.c.member_of == ""))
 

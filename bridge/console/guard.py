@@ -180,7 +180,7 @@ class Guard:
     # The page
 
     async def _audited(self, call: Call) -> Response:
-        """Changes are in the audit log before they are made; what was seen, once it was found."""
+        """Changes are recorded in the audit log before they are made; what is only shown, once it has been found."""
         route, audit = self.route, call.sources.audit
         if not route.audit:
             return await route.handler(call)
@@ -199,7 +199,7 @@ class Guard:
                     audit.write, call.person, call.address, route.audit, mail=mail, detail=detail, result=result
                 )
             return response
-        if route.role is None:  # a sign-in writes its own entry: only it knows who that is
+        if route.role is None:  # a sign-in writes its own entry: only there is it known who signs in
             return await route.handler(call)
         person, started = call.person, audit_log.STARTED
         seq = await call.run(audit.write, person, call.address, route.audit, mail=mail, result=started)
@@ -233,7 +233,7 @@ def _may_be_signed_in(call: Call, person: Person) -> bool:
 
 
 async def _finish(call: Call, seq: int, result: str) -> None:
-    """What was done is done: if the result cannot be recorded, the entry says that it was started."""
+    """Does not undo the action: if the result cannot be recorded, the entry says that it was started."""
     try:
         await call.run(call.sources.audit.finish, seq, result, call.audit_detail)
     except TablesFailed as exc:

@@ -36,7 +36,7 @@ PREVIEW_POLICY = (
 )
 
 
-# A digest: mail programs ignore style sheets, so its styles are in its tags.
+# A digest: mail programs ignore style sheets, so its styles are inline.
 SAMPLE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ancestors 'self'; base-uri 'none'; "
     "form-action 'none'"
@@ -58,7 +58,7 @@ def sample_headers() -> dict[str, str]:
 
 
 def set_cookie(response: Response, name: str, value: str, max_age_s: int) -> None:
-    """Only over HTTPS or on this machine, only for this host, not for scripts, not with requests of other sites."""
+    """Only over HTTPS or on this machine, only for this host, not for scripts, not with requests from other sites."""
     response.set_cookie(name, value, max_age=max_age_s, path="/", secure=True, httponly=True, samesite="lax")
 
 

@@ -37,7 +37,7 @@ class HeldCounts:
         return number
 
     async def recent(self, quarantine: Quarantine) -> int | None:
-        """The mails of all tenants, for pages that refresh themselves: counted every two seconds at most, and nobody
+        """The mails of all tenants, for pages that refresh themselves: counted at most every two seconds, and nobody
         waits for a slow database. None before the first count, and if counting failed."""
         if self._counting is None or (self._counting.done() and time.monotonic() - self._recent_at > _RECENT_S):
             self._counting = asyncio.create_task(self._count_all(quarantine))

@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class KeptResults(Generic[K, V]):
-    """The latest result for each key; of too many keys, the first ones are forgotten."""
+    """The latest result for each key; if there are too many keys, the first ones are forgotten."""
 
     def __init__(self, max_keys: int) -> None:
         self._max_keys = max_keys

@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 _FRESH_S = 60.0
 _WAIT_S = 0.05  # a page waits this long, which is enough for a short list
 _INFOS_S = 30.0
-_UNREAD_S, _UNCOPIED_S = 5.0, 60.0  # a list that could not be read, or not copied, is not tried again for as long
+_UNREAD_S, _UNCOPIED_S = 5.0, 60.0  # a list that could not be read, or not copied, is not tried again for this long
 _MAX_COPIES = 20
 _TURN_S = 0.005
-_BLOCK = 1 << 20  # bytes that are searched at once
-_PAGE_BYTES = 25_000  # of entries: those of some lists are long, and a page is to stay small
+_BLOCK = 1 << 20  # bytes that are searched at a time
+_PAGE_BYTES = 25_000  # of entries: those of some lists are long, and a page must stay small
 _SHOWN = 100  # entries of a list that is still being read
 Key = tuple[str, str | None]  # name and tenant
 Data = bytes | mmap.mmap
@@ -122,7 +122,7 @@ class Copy:
         return False
 
     def _first(self, wanted: bytes) -> int:
-        """Where the first line begins that is not before this text in the order: by bisection."""
+        """The start of the first line that does not sort before this text; found by bisection."""
         low, high = 0, len(self.names)
         while low < high:
             middle = self.names.rfind(b"\n", low, (low + high) // 2) + 1 or low
@@ -137,11 +137,11 @@ class Copy:
         return self.names[at : max(self.names.find(b"\n", at), at)]
 
     def _whole(self, start: int) -> int:
-        """Where a line begins: the place comes out of a link, and the list may have been read again since."""
+        """The start of a line: the place comes from a link, and the list may have been read again since."""
         return start if start == 0 else self.names.find(b"\n", start - 1) + 1 or len(self.names)
 
     def _lines(self, text: bytes, start: int) -> Iterator[tuple[bytes, int]]:
-        """Each line that has the text, and where the next one begins."""
+        """Each line that contains the text, and where the next one begins."""
         at = start
         while block := self._block(at):
             begin = 0
@@ -178,7 +178,7 @@ class Reading:
     first: list[ListEntry] = field(default_factory=list)
     at: float = field(default_factory=time.time)
     changes: Changes = field(default_factory=Changes)
-    is_outdated: bool = False  # it has changed so much meanwhile that it must be read again
+    is_outdated: bool = False  # it has changed so much in the meantime that it must be read again
     is_complete: ClassVar[bool] = False
 
     def page(self, wanted: str, start: int, limit: int) -> tuple[list[ListEntry], int]:
@@ -188,7 +188,7 @@ class Reading:
 
 
 class Maker:
-    """Makes a copy while its entries come. Sorts some at a time: sorting all at once would stop all other threads."""
+    """Makes a copy as its entries arrive. Sorts some at a time: sorting all at once would stop all other threads."""
 
     def __init__(self) -> None:
         self._runs: list[list[bytes]] = []
@@ -351,7 +351,7 @@ class ListCopies:
 
 
 async def _read(client: ListClient, key: Key, reading: Reading) -> Maker:
-    """At half speed: threads of Python take turns."""
+    """At half speed: Python's threads take turns."""
     maker = Maker()
     reading.count, reading.first = 0, []
     try:

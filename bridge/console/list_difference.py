@@ -64,7 +64,7 @@ class DiskDifference:
         self._insert("INSERT OR REPLACE INTO present VALUES (?, ?)", rows)
 
     def find_again(self) -> None:
-        """The list is read from its beginning."""
+        """The list will be read again from its beginning."""
         with self._lock:
             self._db.execute("DELETE FROM present")
 
@@ -85,7 +85,7 @@ class DiskDifference:
         return self._ranges[kind].count
 
     def page(self, kind: Kind, start: int, limit: int) -> list[ListEntry]:
-        """Some changes of a kind, by name; `start` is the number of those before."""
+        """Some changes of a kind, by name; `start` is the number of changes before them."""
         found = self._ranges[kind]
         begin = found.first + start
         end = min(begin + limit, found.first + found.count)

@@ -61,7 +61,7 @@ class Live:
     async def nodes(self) -> ClusterView | None:
         """All nodes of the cluster, as of a few seconds ago; None if the configuration names none.
 
-        No one waits long for nodes that do not answer: until then, the last view is shown, or None before the first.
+        No one waits long for nodes that do not answer: until they do, the last view is shown, or None before the first.
         """
         if not self.cluster.bridges:
             return None
@@ -75,7 +75,7 @@ class Live:
         self._nodes_at = time.monotonic()
 
     async def watch(self) -> AsyncIterator[Picture]:
-        """One picture after the other, until `stop`."""
+        """One picture after another, until `stop`."""
         self.watchers += 1
         try:
             while not self._stopping.is_set():
@@ -104,7 +104,7 @@ class Live:
         return Picture(at, data, self._rates())
 
     def _base(self) -> Sample:
-        """The sample that rates are counted from."""
+        """The sample from which rates are calculated."""
         newest = self._samples[-1].at
         return next(sample for sample in self._samples if newest - sample.at <= _RATE_S)
 

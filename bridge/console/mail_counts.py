@@ -121,7 +121,7 @@ class LastHour:
 
 
 def _fresh_s(least_s: float, took_s: float) -> float:
-    """Counting may take a twentieth of the time of a thread."""
+    """Counting may take at most a twentieth of a thread's time."""
     return max(least_s, 20 * took_s)
 
 
@@ -145,5 +145,5 @@ def _whole(hours: list[Sum], query: HistoryQuery) -> list[Sum]:
 
 
 def query_of(period: str) -> HistoryQuery:
-    """From the beginning of an hour, whose sums are kept."""
+    """From the beginning of an hour, because sums are kept by the hour."""
     return HistoryQuery(since=(time.time() - PERIODS[period]) // 3600 * 3600, limit=0)

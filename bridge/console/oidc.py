@@ -1,8 +1,8 @@
 """Sign-in with an OpenID Connect provider: the code flow with PKCE, state and nonce.
 
-What a sign-in must remember is in a cookie of ten minutes: a random value, from which state, nonce and verifier are
-derived with a key that only this process has. So nothing is stored before the sign-in is complete. Each value is used
-once. Authlib checks the ID token; whatever it does not accept is refused. If this is wrong, people can sign in as
+What a sign-in must remember is in a cookie that lasts ten minutes: a random value, from which state, nonce and verifier
+are derived with a key that only this process has. So nothing is stored before the sign-in is complete. Each value is
+used once. Authlib checks the ID token; whatever it does not accept is refused. If this is wrong, people can sign in as
 someone else. A person is the issuer and the subject; the name is only shown.
 """
 
@@ -119,7 +119,7 @@ class Provider:
         return self._person(await self._answered(begun, answer, self.settings.group_claim)), begun.following
 
     async def claims(self, cookie: str, answer: Mapping[str, str]) -> dict[str, Any]:
-        """What the provider says about the person, with `email` if it tells. Raises SignInRefused."""
+        """What the provider says about the person, with `email` if it is given. Raises SignInRefused."""
         return await self._answered(self._taken(cookie, answer.get("state", "")), answer, "email")
 
     async def _answered(self, begun: Begun, answer: Mapping[str, str], needed: str) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Provider:
         return await self._with_claim(metadata, tokens, claims, needed)
 
     def _taken(self, cookie: str, state: str) -> Begun:
-        """The sign-in that this answer belongs to, once."""
+        """The sign-in that this answer belongs to; it can be taken only once."""
         token, _, rest = cookie.partition(".")
         begun_at, _, text = rest.partition(".")
         moment = int_or(begun_at, -1)
@@ -157,7 +157,7 @@ class Provider:
             raise SignInRefused(
                 f"The provider says: {visible(answer.get('error_description') or answer['error'])[:200]}."
             )
-        # RFC 9207: without it, an answer of one provider could be presented as another's.
+        # RFC 9207: without it, an answer from one provider could be presented as another's.
         issuer, is_needed = answer.get("iss"), metadata.get("authorization_response_iss_parameter_supported") is True
         if (issuer is not None or is_needed) and issuer != self.settings.issuer:
             raise SignInRefused("The answer is from another provider.")

@@ -46,7 +46,7 @@ _DIRECTIONS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "?
 _EMPTY = _words("area base br col embed hr img input link meta param source track wbr")
 _MAX_DEPTH = 200
 _MAX_OPEN = 2000  # before cleaning; end tags may be missing
-_MAX_LOOKS = 5_000_000  # each tag looks at the elements that are open there: 27 ns for each of them
+_MAX_LOOKS = 5_000_000  # each tag is compared with the elements that are open there: 27 ns for each of them
 _MAX_ATTRIBUTES = 2000  # of one tag; the parser compares each with all before it
 _MAX_MADE = 50_000  # elements that the parser adds to those in the source; each takes 20 us and 300 bytes
 # HTML 13.2.4.3: such an element, if it is not closed, is created again in each element that follows, but at most three
@@ -101,7 +101,7 @@ def document(html: str) -> str:
     )
     shown = "" if is_deep else sanitised(html[:MAX_HTML])
     is_cut = len(html) > MAX_HTML or len(shown) > MAX_SHOWN
-    if is_deep or depth(shown) > _MAX_DEPTH:  # browsers take minutes for it
+    if is_deep or depth(shown) > _MAX_DEPTH:  # browsers would take minutes to show it
         shown = f"<pre>{escape(visible_lines(html_as_text(html[:MAX_HTML])))[:MAX_SHOWN]}</pre>"
     if len(shown) > MAX_SHOWN:
         shown = _cleaned(shown[:MAX_SHOWN], _SECOND)
@@ -120,7 +120,7 @@ def sanitised(html: str) -> str:
 
 
 def depth(html: str) -> int:
-    """How deep the tags are nested, at most."""
+    """How deeply the tags are nested, at most."""
     return nesting(html)[0]
 
 
@@ -154,7 +154,7 @@ class _Cell:
 
 
 def nesting(html: str) -> tuple[int, int]:
-    """Upper bounds: how deep the tags are nested, at most, and the sum of the depths at all tags.
+    """Upper bounds: how deeply the tags are nested, and the sum of the depths at all tags.
 
     An end tag closes an element of the same name that was opened in the same cell, or nothing; after a tag that readers
     could end elsewhere, it closes nothing. The end of a cell closes everything in it.

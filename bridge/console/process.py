@@ -27,11 +27,11 @@ _UPKEEP_S = 3600.0
 _NICE = 5  # mail comes first, whatever people ask for
 _SWITCH_S = 0.001  # threads switch this often, so that pages do not wait long for one that counts or reads a list
 _DRAIN_S = 5.0
-_JOBS_S = 15.0  # with the time before, less than TimeoutStopSec of the unit
+_JOBS_S = 15.0  # together with the time before, less than the unit's TimeoutStopSec
 
 
 def give_way_to_mail() -> None:
-    """Of this process, and between its threads."""
+    """Lowers the priority of this process, and lets its threads switch more often."""
     sys.setswitchinterval(_SWITCH_S)
     if os.nice(0) <= 0:  # the unit may have done it
         os.nice(_NICE)

@@ -1,4 +1,4 @@
-"""What quarantined mails have in common: the reasons why they are held, their senders and the domains of these.
+"""What quarantined mails have in common: the reasons why they are held, their senders and the senders' domains.
 
 People review groups first and single mails last. A group has at least two mails, and is named by the id of its newest
 one, so that a link to it has no address in it. Knows records only; which mails are looked at is the page's choice.

@@ -98,8 +98,8 @@ class Queues:
         self.links = Queue(
             CapacityLimiter(2), max_waiting=20
         )  # separate, so that links work while passwords are being guessed
-        self.readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size
-        self.reading = PersonTurns(most=1)  # some mail takes seconds: nobody makes all others wait for it
+        self.readers = Queue(CapacityLimiter(2), max_waiting=100)  # a large mail takes three times its size in memory
+        self.reading = PersonTurns(most=1)  # some mail takes seconds: one person must not make all others wait
         self.large_mails = LargeMails()
         self.scans = Queue(CapacityLimiter(2), max_waiting=20)
         # Forms with a file, from their first byte on: each may take 64 MiB of the disk for minutes.

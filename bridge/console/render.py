@@ -116,7 +116,7 @@ def show_count(number: float) -> str:
 
 
 def show_rate(number: float) -> str:
-    """With a decimal place only where it says something."""
+    """With a decimal place only where it is meaningful."""
     return f"{number:,.1f}" if number < 100 else show_count(number)
 
 
@@ -131,7 +131,7 @@ def show_age(seconds: float | None) -> str:
 
 
 def show_browser(agent: str) -> str:
-    """`Firefox 140 on Linux`; the whole text of a program that is none of these."""
+    """`Firefox 140 on Linux`; for any other program, the text that it sent."""
     found = next((match for pattern in _BROWSERS if (match := pattern.search(agent))), None)
     if found is None:
         return agent[:60]

@@ -32,7 +32,7 @@ class Route:
     all_tenants: bool = False  # only for people who see all mail
     max_bytes: int = FORM_BYTES  # of the form
     max_files: int = 0
-    is_live: bool = False  # the page asks by itself: that does not keep a session alive
+    is_live: bool = False  # the page makes this request by itself, which does not keep a session alive
     has_frame: bool = False  # the page shows a preview
     is_preview: bool = False  # content of a mail, with its own security policy
     is_sample: bool = False  # a sample digest, with its own styles, for a frame

@@ -28,7 +28,7 @@ class Search:
 
     typed: dict[str, str]
     visible: int  # the number of fields that the form always shows; the others are folded away
-    before: str = ""  # the end of the page before
+    before: str = ""  # the end of the previous page
     wanted: dict[str, Any] = field(default_factory=dict)
     mistakes: dict[str, str] = field(default_factory=dict)
 
@@ -59,12 +59,12 @@ class Search:
 
 
 def held_query(text: str) -> str:
-    """The fields of a search in the quarantine, in a text that came from a browser."""
+    """The fields of a search in the quarantine, from a text that came from a browser."""
     return _kept(text, (*HELD_FIELDS, "before", "like"))
 
 
 def list_query(text: str) -> str:
-    """The same, of a search in a list."""
+    """The same, for a search in a list."""
     return _kept(text, ("tenant", "find", "at"))
 
 

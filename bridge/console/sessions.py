@@ -78,13 +78,13 @@ class Sessions:
         return token
 
     def find(self, token: str, *, is_use: bool = True) -> Session | None:
-        """The session if it lasts. `is_use`: somebody is at the browser; pages that refresh themselves are not that."""
+        """The session if it is still valid. `is_use`: a person uses it, not only a page that refreshes itself."""
         if not is_token(token):
             return None
         now, hashed = time.time(), hash_of(token)
         with self._store.reading() as connection:
             row = connection.execute(select(database.sessions).where(_s.hash == hashed)).first()
-        if row is None or (row.provider and not row.subject):  # of an older version, which went by the name
+        if row is None or (row.provider and not row.subject):  # from an older version, which identified people by name
             return None
         if not (is_recent(row.used_at, now, self._limits.idle_s) and is_recent(row.begun_at, now, self._limits.max_s)):
             return None
@@ -94,7 +94,7 @@ class Sessions:
         return _session(row)
 
     def is_there(self, label: str) -> bool:
-        """Whether nobody has ended it."""
+        """Whether the session has not been ended."""
         with self._store.reading() as connection:
             return connection.execute(select(_s.label).where(_s.label == label)).first() is not None
 
@@ -118,7 +118,7 @@ class Sessions:
             return [_session(row) for row in connection.execute(wanted)]
 
     def _is_over(self, now: float) -> ColumnElement[bool]:
-        """As `find` says it."""
+        """By the same rules as in `find`."""
         old = or_(_s.used_at < now - self._limits.idle_s, _s.begun_at < now - self._limits.max_s)
         return or_(old, _s.used_at > now + AHEAD_S, _s.begun_at > now + AHEAD_S)
 
@@ -175,7 +175,7 @@ def find_password_link(connection: Connection, token: str) -> str:
 
 
 def _is_valid(now: float, max_s: float) -> ColumnElement[bool]:
-    """A link that seems to last for longer than such links do is from a clock that was ahead."""
+    """A link that seems to last longer than it can was made when a clock was ahead."""
     return _l.until.between(now, now + max_s + AHEAD_S)
 
 

@@ -38,7 +38,7 @@ class Attempts:
         now = time.time()
         keys = [(_from(address, pages), max_per_address), *([] if name is None else [(_of(name), MAX_PER_USER)])]
         with self._store.writing(_LOCK) as connection:
-            # One in the future is from a clock that was ahead: nobody has to wait until then.
+            # An attempt in the future is from a clock that was ahead: nobody has to wait until then.
             is_old = or_(_a.at < now - WINDOW_S, _a.at > now + AHEAD_S)
             connection.execute(delete(database.attempts).where(is_old))
             wait_s = max(_wait_s(connection, about, limit, now) for about, limit in keys)
@@ -47,7 +47,7 @@ class Attempts:
         return wait_s
 
     def succeeded(self, name: str, address: str, *, pages: str = "") -> None:
-        """Forgive this user, and this attempt to the address: it may have tried others."""
+        """Forget this user's failures, and this attempt from the address, which may also have tried other users."""
         last = select(func.max(_a.seq)).where(_a.about == _from(address, pages)).scalar_subquery()
         with self._store.writing() as connection:
             connection.execute(delete(database.attempts).where(_a.about == _of(name)))

@@ -48,7 +48,7 @@ class Sources:
     provider: Provider | None  # for sign-in
     command: tuple[str, ...]  # `scanbridge`
     is_shared: bool  # other machines have parts of the history, and their own quarantines
-    tag_scores: Mapping[str, float]  # what the included service's tags count
+    tag_scores: Mapping[str, float]  # the scores of the included service's tags
     mail_actions: MailActions
     scan: Scans
     list_copies: ListCopies | None  # None: no lists are configured

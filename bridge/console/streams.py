@@ -1,4 +1,4 @@
-"""Server-sent event streams: how many are open, of each session, of each person and in all.
+"""Server-sent event streams: how many are open, per session, per person and in total.
 
 Each holds a connection and costs work every few seconds. If this is wrong, a few browsers, or one script with a valid
 session, use up the connections that everybody needs.

@@ -34,5 +34,5 @@ def is_form_token(given: str, secret: str) -> bool:
 
 
 def is_recent(moment: float, now: float, lasts_s: float) -> bool:
-    """Not too old, and not in the future: then a clock was ahead, and nothing lasts until that time has come."""
+    """Not too old, and not in the future (a clock was ahead): nothing may last until that time has come."""
     return -AHEAD_S <= now - moment <= lasts_s

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 _SHOWN_S = 600.0  # how long a finished job is shown
 _MAX_OF_PERSON = 30
 _MAX_MAILS_OF_PERSON = 20_000  # in jobs that are not over: each takes a few kilobytes of memory
-_MAX_OVER = 30  # finished ones of a person
+_MAX_OVER = 30  # finished jobs of a person
 MAX_PROBLEMS = 20  # kept of one job
 _PAUSES_S = (0.5, 2.0, 5.0)
 
@@ -37,7 +37,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What a job does, as pages and the audit log say it."""
+    """What a job does, as pages and the audit log describe it."""
 
     words: tuple[str, str]  # what it will do, and what it has done: "Release", "released"
     about: str  # for the audit log
@@ -55,7 +55,7 @@ class Action:
 
 @dataclass(slots=True)
 class Job:
-    """`work` reports by `succeeded` and `failed`, and does not raise."""
+    """`work` reports through `succeeded` and `failed`, and does not raise."""
 
     id: str
     owner: str
@@ -68,7 +68,7 @@ class Job:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     ended_at: float = 0.0
-    is_cancelled: bool = False  # `work` looks at it
+    is_cancelled: bool = False  # `work` checks this
 
     @property
     def wait_s(self) -> float:
@@ -100,7 +100,7 @@ class TooManyJobs(Exception):
 class Jobs:
     def __init__(self, undo_s: float, pauses_s: tuple[float, ...] = _PAUSES_S) -> None:
         self.undo_s = undo_s
-        self.pauses_s = pauses_s  # of a job whose database is locked, or starts again
+        self.pauses_s = pauses_s  # between attempts of a job whose database is locked or restarting
         self._jobs: dict[str, Job] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.is_stopping = False
@@ -152,7 +152,7 @@ class Jobs:
                 job.session = ""
 
     async def stop(self, patience_s: float) -> None:
-        """Drop what is not due yet, and let what runs come to the end of one mail, so that its result is recorded."""
+        """Drop jobs that are not due yet; let others finish their current mail, so that its result is recorded."""
         self.is_stopping = True
         for job_id, task in self._tasks.items():
             if self._jobs[job_id].state is State.WAITING:

@@ -55,7 +55,7 @@ class Stage(StrEnum):
 
 
 class UploadCancelled(BridgeError):
-    """Somebody cancelled it, sent another file, or the console stops."""
+    """It was cancelled or replaced by another file, or the console is stopping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Sent:
 
 @dataclass(slots=True, eq=False)
 class Upload:
-    """What is written by the thread that prepares it is read by pages at any time."""
+    """One thread prepares it, and pages may read it at any time."""
 
     sent: Sent
     settings: Callable[[], ListSettings]
@@ -82,7 +82,7 @@ class Upload:
     made_at: float = field(default_factory=time.time)
     stage: Stage = Stage.WAITING
     problem: str = ""
-    failure: BridgeError | None = None  # whose text `problem` is, if the lists cannot be used
+    failure: BridgeError | None = None  # the error whose text is `problem`, if the lists cannot be used
     file_entries: int = 0
     list_entries: int = 0
     dangers: dict[str, str] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Upload:
 
     @property
     def kept(self) -> int:
-        """Entries that are not in the file, and stay."""
+        """Entries that are not in the file but stay in the list."""
         return 0 if self.sent.prune else self.difference.count(Kind.DELETE)
 
     @property
@@ -171,7 +171,7 @@ class Upload:
                 _rest(began)
 
     def _find_dangers(self) -> None:
-        """As for `scanbridge lists`: only additions."""
+        """Checks only additions, as `scanbridge lists` does."""
         for number, each in enumerate(self.difference.changes(Kind.ADD)):
             if number % _ROWS == 0:
                 self._check()
@@ -225,7 +225,7 @@ def _some(rows: Iterator[files.Row]) -> Iterator[list[files.Row]]:
 
 
 def _rest(began: float) -> None:
-    """At half speed: threads of Python take turns, and pages are not to wait."""
+    """At half speed: Python's threads take turns, and pages must not wait."""
     time.sleep(min(time.monotonic() - began, 0.05))
 
 
@@ -237,7 +237,7 @@ class Uploads:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, upload: Upload, queue: Queue) -> str:
-        """Prepare it in the background. One for each person, and few in all. Returns what it is called.
+        """Prepare it in the background. One for each person, and a few in total. Returns its number.
 
         Raises Refused if too many are waiting.
         """

@@ -14,13 +14,13 @@ _WRITTEN = re.compile(rb"~([0-9A-F]{2})")
 
 
 def to_part(name: str) -> str:
-    """Every name has another part, and none is empty, `.` or `..` unless the name is empty."""
+    """Every name has a different part, and none is empty, `.` or `..` unless the name is empty."""
     data = name.encode("utf-8", "surrogatepass")
     return _ODD.sub(lambda found: b"~%02X" % found[0][0], data).decode("ascii")
 
 
 def from_part(part: str) -> str:
-    """The name; "" if nothing has this part."""
+    """The name; "" if no name has this part."""
     try:
         data = part.encode("ascii")
         name = _WRITTEN.sub(lambda found: bytes([int(found[1], 16)]), data).decode("utf-8", "surrogatepass")

@@ -17,7 +17,7 @@ from bridge.console.roles import Person, Role, Tenants, tenants_from_text, tenan
 from bridge.console.sessions import find_password_link
 from bridge.errors import BridgeError
 
-MIN_PASSWORD, MAX_PASSWORD = 10, 1000  # characters; NIST SP 800-63B asks for 8 at least
+MIN_PASSWORD, MAX_PASSWORD = 10, 1000  # characters; NIST SP 800-63B asks for at least 8
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 _AT_ONCE = threading.Semaphore(2)  # each hash takes 64 MiB: a flood of attempts must not take all memory
 _HASHER = argon2.PasswordHasher()  # argon2id, with the parameters of RFC 9106 for little memory
@@ -37,7 +37,7 @@ class Proven:
 
     def is_still_true(self, connection: Connection) -> bool:
         """Whether the user exists, with this role, these tenants and this password; they stay until the end of the
-        transaction. Comparing a password takes a while, in which the user may have been removed or changed."""
+        transaction. Comparing a password takes a while, during which the user may have been removed or changed."""
         row = connection.execute(select(database.users).where(_t.name == self.person.name).with_for_update()).first()
         if row is None or self.password not in (None, row.password):
             return False
@@ -116,7 +116,7 @@ class Users:
             _end_sign_ins(connection, name)
 
     def listed(self, *, after: str = "", limit: int | None = None) -> list[User]:
-        """By name; `after` is the last name of the page before."""
+        """By name; `after` is the last name of the previous page."""
         wanted = select(database.users).where(_t.name > after).order_by(_t.name).limit(limit)
         with self._store.reading() as connection:
             return [_user(row) for row in connection.execute(wanted)]
@@ -167,7 +167,7 @@ def _of_nobody() -> str:
 
 
 def _check_admin_left(connection: Connection, name: str) -> None:
-    """Whether there is an administrator for all mail besides this user. Raises UserMistake."""
+    """There must be an administrator for all mail besides this user. Raises UserMistake."""
     is_admin = (_t.role == str(Role.ADMIN)) & (_t.tenants == tenants_to_text(None))
     names = set(connection.execute(select(_t.name).where(is_admin)).scalars())
     if names == {name}:

@@ -151,7 +151,7 @@ def _source(call: Call, mail: MailRecord, at: int) -> tuple[str, int]:
 
 
 def _packed(name: str, content: bytes) -> tuple[IO[bytes], int]:
-    """In a file without a name: a reader may take long, and memory is for those who come next."""
+    """In a file without a name: a reader may take a long time, and others need the memory."""
     target = tempfile.TemporaryFile()  # noqa: SIM115  closed by `Download`
     with pyzipper.AESZipFile(target, "w", compression=pyzipper.ZIP_DEFLATED, encryption=pyzipper.WZ_AES) as archive:
         archive.setpassword(PASSWORD.encode())

@@ -58,7 +58,7 @@ async def upload(call: Call) -> Response:
 
 
 async def shown(call: Call) -> Response:
-    """How far it is, or the difference, page by page."""
+    """The progress so far, or the difference, page by page."""
     found = _found(call, call.path["number"])
     view, given = view_of(found), call.request.query_params
     kinds = [kind for kind in (Kind.ADD, Kind.UPDATE, Kind.DELETE) if view.counts[kind]]
@@ -83,7 +83,7 @@ async def shown(call: Call) -> Response:
 def _entries(found: Upload, kind: Kind, start: int) -> list[ListEntry]:
     try:
         return found.difference.page(kind, start, PER_PAGE)
-    except sqlite3.ProgrammingError:  # it was cancelled in this moment, in another window
+    except sqlite3.ProgrammingError:  # it was cancelled at this moment, in another window
         raise _gone() from None
 
 
@@ -145,7 +145,7 @@ async def apply(call: Call) -> Response:
 def _applied(call: Call, found: Upload, job: Job, deleted: Tally, added: Tally) -> tuple[str, str]:
     """In a thread, with its own event loop, so that pages do not wait.
 
-    Returns what is wrong, or "", and the same as this person may see it.
+    Returns what is wrong, or "", and the version of it that this person may see.
     """
 
     def done(number: int) -> None:
@@ -163,7 +163,7 @@ def _upload(call: Call, sent: Sent) -> Upload:
 
 
 def _copy(file: UploadFile) -> BinaryIO:
-    """The form's own file ends with the request."""
+    """The form's own file exists only until the request ends."""
     copy = tempfile.TemporaryFile()  # noqa: SIM115 - `Upload.prepare` closes it
     try:
         shutil.copyfileobj(file.file, copy)
@@ -190,14 +190,14 @@ def _gone() -> Refused:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An upload at one moment: another thread continues with it."""
+    """An upload at one moment: another thread continues to change it."""
 
     stage: Stage
     counts: Mapping[Kind, int]
 
 
 def view_of(found: Upload) -> View:
-    """The stage comes first: counts that were read before the last stage are not the final ones."""
+    """The stage is read first: counts that were read before the last stage are not the final ones."""
     stage = found.stage
     add, update = found.difference.count(Kind.ADD), found.difference.count(Kind.UPDATE)
     return View(stage, {Kind.ADD: add, Kind.UPDATE: update, Kind.DELETE: found.deletions})

@@ -165,7 +165,7 @@ def named(call: Call) -> tuple[str, str | None]:
 
 
 def why_not(call: Call, exc: BridgeError) -> str:
-    """As this person may see it: an entry that is refused, or a list that is full or gone, concerns everybody."""
+    """The reason as this person may see it: anyone may see that an entry is refused, or that a list is full or gone."""
     if isinstance(exc, EntryRefused | ListFull | ListNotFound):
         return str(exc)
     return call.reason(exc, NO_LISTS)
@@ -248,14 +248,14 @@ def _mistake(wanted: list[str], comment: str) -> str:
 
 
 def _dangers(call: Call, info: ListFileInfo, wanted: list[str]) -> dict[str, str]:
-    """As for `scanbridge lists add`: only additions."""
+    """Checks only additions, as `scanbridge lists add` does."""
     category = category_of(call, info)
     known = Dangers(call.sources.own_domains)
     return {entry: why for entry in wanted if known.may_be(entry) and (why := known.reason(category, entry))}
 
 
 def category_of(call: Call, info: ListFileInfo) -> str:
-    """What the entries of a list are; the configuration may know better than the service."""
+    """The kind of entries in a list; the configuration may know better than the service."""
     lists = call.sources.config.lists
     kinds = lists.kinds if lists is not None else {}
     return str(kinds.get(info.name, info.category))

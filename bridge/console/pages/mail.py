@@ -70,7 +70,7 @@ def read(given: Mapping[str, str]) -> Search:
 
 
 def _find(history: TenantHistory, hidden: HiddenAddresses, asked: Search) -> Found:
-    """By key first; what is not a key may be an address, also that of a client. Raises ValueError."""
+    """By key first; what is not a key may be an address, including a client's. Raises ValueError."""
     wanted, page = dict(asked.wanted), {"before": asked.before, "limit": PER_PAGE + 1}
     key = pasted_key(wanted.pop("what", ""))
     if not key:
@@ -89,7 +89,7 @@ def _find(history: TenantHistory, hidden: HiddenAddresses, asked: Search) -> Fou
 
 
 def _as_far(one: Found, other: Found) -> Found:
-    """Of two searches, the second of which has found something, what both are sure of."""
+    """What the second of two searches has found, only as far back as both of them have searched."""
     back_to = max((found.back_to for found in (one, other) if found.back_to is not None), default=None)
     entries = [entry for entry in other.entries if back_to is None or entry.row.at >= back_to]
     return Found(entries, back_to)
@@ -124,7 +124,7 @@ def _told(call: Call, mail: Mail) -> tuple[Kept | None, Any]:
 
 
 def _for_tenant(mail: Mail) -> Mail:
-    """For people of named tenants: without the machines, and the entries of lists that they may not see."""
+    """For people of named tenants: without machines, and without the entries of lists that they may not see."""
     entries = (tuple(map(_entry_for_tenant, some)) for some in (mail.attempts, mail.others, mail.before))
     attempts, others, before = entries
     later = tuple(event.without_internals() for event in mail.later)

@@ -54,7 +54,7 @@ class MailJob:
         await asyncio.to_thread(self._write, "", f"not done, {pending.STOPPED}: {job.action.about}", audit_log.FAILED)
 
     async def _note(self, job: Job, result: Result) -> bool:
-        """Whether the audit log has it."""
+        """Returns whether the audit log has it."""
         shown = result.shown_to(self.call.person)
         if result.is_done:
             job.succeeded(shown if self.has_notes else "")

@@ -91,7 +91,7 @@ def sentence_of(picture: Picture, address: str) -> Sentence:
 
 
 def _decisions(picture: Picture) -> list[tuple[str, float]]:
-    """Mails per minute by decision, in a fixed order; the rest had none."""
+    """Mails per minute by decision, in a fixed order; the rest had no decision."""
     rates = dict(picture.data["decisions_per_s"]) if picture.data else {}
     found = [(str(word), rates.pop(str(word), 0.0) * 60) for word in _ORDER]
     return [*found, ("no decision", sum(rates.values()) * 60)]

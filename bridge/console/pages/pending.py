@@ -56,7 +56,7 @@ def begin(call: Call, action: Action, work: Work, dropped: OnDropped) -> Job:
 
 
 async def patiently(call: Call, ask: Callable[[], T]) -> T:
-    """Use the console's database in a thread, several times if need be: a job is not to end halfway.
+    """Use the console's database in a thread, several times if need be: a job must not end halfway.
 
     Raises TablesFailed.
     """
@@ -77,7 +77,7 @@ async def hindrance(call: Call, job: Job) -> str:
 
 
 def hindered(call: Call, job: Job) -> str:
-    """Why a job that is due must not be done, or not go on; "" if it may. Asks the database."""
+    """Why a job that is due must not be done or continued; "" if it may be. Asks the database."""
     if call.console.jobs.is_stopping:
         return STOPPED
     if job.is_cancelled:

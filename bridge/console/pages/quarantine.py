@@ -41,7 +41,7 @@ _NOTHING = "Nothing was done: select at least one mail."
 class HeldSearch(Search):
     """A search in the quarantine."""
 
-    like: str = ""  # the id of a mail: mail of its sender, without the address in the link; with @, of its domain
+    like: str = ""  # the id of a mail, so that the link has no address: mail from its sender or, with @, its domain
 
     @property
     def parameters(self) -> dict[str, str]:
@@ -61,13 +61,13 @@ class HeldSearch(Search):
 
     @property
     def exact_query(self) -> str:
-        """All pages of this search, with moments written out."""
+        """All pages of this search, with exact times."""
         given = self.for_next_page(self.parameters)
         return urlencode({name: value for name, value in given.items() if value})
 
     @property
     def short_query(self) -> str:
-        """The same, for a link in each line of the table; a long one would be there a hundred times."""
+        """The same, for a link in each line of the table; a long one would be repeated a hundred times."""
         return self.query if len(self.query) <= _MAX_IN_LINKS else ""
 
 
@@ -192,7 +192,7 @@ async def _list_senders(call: Call, what: str) -> Response:
 
 
 def _forget_copies(call: Call, plan: ListPlan) -> None:
-    """The page of the list shows its new entries at once."""
+    """So that the page of the list shows its new entries at once."""
     for tenant in {tenant for _, tenant in plan.entries}:
         if call.sources.list_copies is not None:
             call.sources.list_copies.forget(plan.list_name, tenant or None)
@@ -247,7 +247,7 @@ async def chosen(call: Call) -> list[MailRecord]:
 
 
 async def _matching(call: Call) -> list[MailRecord]:
-    """The newest mails that match the search. Once they were shown: none that arrived since."""
+    """The newest mails that match the search; once they have been shown, without those that arrived later."""
     asked = read(dict(parse_qsl(held_query(call.form.get("matching", "")))))
     await _like(call, asked)
     newest = read({"before": call.form.get("newest", "")[:100]})
@@ -262,7 +262,7 @@ async def _matching(call: Call) -> list[MailRecord]:
 
 
 def _is_unconfirmed(call: Call, mails: Sequence[MailRecord]) -> bool:
-    """Whether the number of mails has to be shown first: it is another one than the page says, or was never shown."""
+    """Whether the number of mails has to be shown first: it is larger than the page says, or was never shown."""
     return call.form.get("all") == "yes" and len(mails) > int_or(call.form.get("number", ""), 0)
 
 
@@ -293,11 +293,11 @@ def _back(call: Call) -> str:
 
 
 def by(call: Call) -> str:
-    """The person in the quarantine's own records, where logins of the machine are, too."""
+    """The person's name in the quarantine's own records, which also contain logins of this machine."""
     return f"console:{call.person.signature}"
 
 
-# Reading what was asked
+# Reading what was asked for
 
 
 def read(given: Mapping[str, str]) -> HeldSearch:

@@ -29,7 +29,7 @@ async def listed(call: Call) -> Response:
 
 
 async def grant(call: Call) -> Response:
-    """Taken first, so that two releasers do not both act; after a failure or a crash, the request waits again."""
+    """Takes the request first, so that two releasers do not both act; after a failure or a crash, it waits again."""
     requests, found = _requests(call), await _found(call)
     taken = await call.run(requests.take, found.seq, call.person.shown)
     if taken is None:
@@ -83,7 +83,7 @@ def _carry_out(call: Call, request: Request) -> str:
 
 
 async def _found(call: Call) -> Request:
-    """The request that is meant, if it is of one of the person's tenants."""
+    """The request that is meant, if it belongs to one of the person's tenants."""
     found = await call.run(_requests(call).find, int_or(call.form.get("request", ""), 0))
     if found is None or (call.tenants is not None and found.tenant not in call.tenants):
         raise Refused(404, "No such request", "There is no such request, or you do not have access to it.")

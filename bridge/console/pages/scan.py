@@ -45,7 +45,7 @@ async def form(call: Call) -> Response:
 
 
 async def scan(call: Call) -> Response:
-    """Few at once: mail needs the scanner, too."""
+    """A few at a time: mail needs the scanner, too."""
     with call.queues.scans.place():
         return await _scan(call)
 
@@ -78,7 +78,7 @@ async def _scan_mail(call: Call, typed: dict[str, str], mail: Message, file_name
     analyzers = list(by_analyzer(result.tags, call.sources.tag_scores)) if result else []
     try:
         parts = await call.read_mail(mail.size, lambda: list_parts(beginning(mail.chunks(), MAX_MESSAGE_BYTES)))
-    except Refused as exc:  # too many people read mail; the scan is done
+    except Refused as exc:  # too many people are reading mail, but the scan is done
         parts = PartList(problem=str(exc))
     values: dict[str, Any] = {
         "result": result,

@@ -51,7 +51,7 @@ async def check(call: Call) -> Response:
     try:
         found = json.loads(done.output)
         findings, problem = found["findings"], ""
-    except (ValueError, KeyError, TypeError):  # the configuration has mistakes
+    except (ValueError, KeyError, TypeError):  # the configuration has errors
         findings, problem = [], done.errors or done.output or "The check ended without a result."
     worst = sum(finding["state"] == "problem" for finding in findings)
     call.audit_detail = "the configuration cannot be loaded" if problem else counted(worst, "problem")
@@ -89,7 +89,7 @@ async def _page(call: Call, **result: Any) -> Response:
 
 
 def _settings(call: Call) -> Sections:
-    """The configuration as it is in the file now, section by section; or its mistakes. Read again if it has changed."""
+    """The configuration as it is in the file now, section by section; or its errors. Read again if it has changed."""
     path = call.sources.path
     try:
         state = path.stat() if path else None

@@ -68,7 +68,7 @@ def _too_many(wait_s: float) -> Refused:
 
 
 async def note_refused(call: Call, action: str, why: str) -> None:
-    """A sign-in without a password that failed. Counted, so that nobody can fill the audit log. Raises Refused."""
+    """Record a failed sign-in without a password. Counted, so that nobody can fill the audit log. Raises Refused."""
 
     def note() -> float:
         wait_s = call.sources.attempts.admit(None, call.address)

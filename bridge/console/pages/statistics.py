@@ -109,9 +109,9 @@ def columns(lines: list[Line]) -> list[Column]:
 
 
 def _marks(labels: list[str]) -> dict[int, tuple[str, str]]:
-    """What is written below which column: hours of a day, the first hour of each day of a week, some days of a month.
+    """What is written below the columns: hours of a day, the first hour of each day of a week, some days of a month.
 
-    With `odd` or `even`: every second one is left out on narrow screens. An hour that comes twice has its zone.
+    With `odd` or `even`: every second one is left out on narrow screens. An hour that comes twice shows its zone.
     """
     if not labels or " " not in labels[0]:  # days
         chosen, form = list(range(0, len(labels), -(-len(labels) // 8) or 1)), "%d %b"

@@ -130,7 +130,7 @@ async def _found(call: Call, name: str) -> User:
 
 
 def _rights(call: Call) -> tuple[Role, Tenants]:
-    """Raises UserMistake. Nobody gets all mail because nothing was chosen."""
+    """Raises UserMistake. Choosing nothing must not give access to all mail."""
     try:
         role = Role.named(call.form.get("role", ""))
     except ValueError:
