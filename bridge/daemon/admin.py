@@ -45,7 +45,7 @@ class OwnStatus(Protocol):
         """Its part of /status."""
 
     def health(self, state: dict[str, Any]) -> Health:
-        """What is wrong, by the state of all workers together."""
+        """What is wrong, judging by the state of all workers together."""
 
 
 class AdminView(Protocol):
@@ -91,7 +91,7 @@ def with_health(
 ) -> dict[str, Any]:
     """The state of all workers together with what is wrong, in words.
 
-    `recent`: each worker's last outcomes. `mails`: the rows of that metric, of all workers.
+    `recent`: each worker's latest outcomes. `mails`: the rows of `scanbridge_mails_total`, of all workers.
     """
     health = status.health({**state, "recent": recent_of(recent, LAST)})
     del state["recent"]  # of this process only

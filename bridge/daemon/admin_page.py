@@ -1,7 +1,7 @@
 """The page at / of the admin address: the state in one sentence, and where to find the rest.
 
 For people who open the address in a browser. No scripts, no styles, nothing from elsewhere: the headers forbid
-all of it, so that no text in the state (an error of the scanner, a name of a next hop) can act.
+all of it, so that no text in the state (an error from the scanner, the name of a next hop) can act.
 """
 
 from __future__ import annotations

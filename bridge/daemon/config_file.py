@@ -41,7 +41,7 @@ def reload(path: Path | None) -> Config:
 
 
 def log_warnings(conf: Config) -> None:
-    """What works, but should be changed in the file. Not part of `load`, which runs before there is a log."""
+    """Logs what works but should be changed in the file. Not part of `load`, which runs before there is a log."""
     for text in conf.warnings:
         log.warning("%s", text)
 

@@ -57,7 +57,7 @@ _LAST_QUESTIONS_S = 0.5  # for connected clients of the admin address when anoth
 # New objects before the collector looks for cycles. Mails wait in memory for the threads of history and events: with
 # Python's 700, it looked at each of them up to three times (3 us per mail).
 _MANY_OBJECTS = 5_000
-_LAST_ANSWERS_S = 1.0  # for answers of next hops, when all other time is over
+_LAST_ANSWERS_S = 1.0  # for answers of next hops, when all other time is up
 
 
 async def run(
@@ -77,7 +77,7 @@ async def run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, shutdown.request_or_hurry)
     early.pass_to(reloader.request, loop)
-    feeding = asyncio.create_task(feed_watchdog())  # to the very end: the last answers of next hops take time
+    feeding = asyncio.create_task(feed_watchdog())  # until the very end: the last answers of next hops take time
     notify("READY=1")
     notify(f"STATUS={daemon.status.summary()}")
     on_ready()
@@ -336,7 +336,7 @@ async def _listen(running: Running) -> None:
 
 
 async def _close_components(running: Running, shutdown: Shutdown) -> None:
-    """Wait for the next hop's answers to mail whose final dot was sent: that mail may be delivered already."""
+    """Wait for the next hop's answers to mail whose final dot was sent: it may already have been delivered."""
     try:
         async with shutdown.time_left(at_least_s=_LAST_ANSWERS_S):
             await running.components.close()

@@ -34,7 +34,7 @@ def digest_store(conf: Config, state: Path) -> DigestStore:
 
 
 class DigestNumbers:
-    """`watch` until cancelled."""
+    """`watch` runs until cancelled."""
 
     def __init__(self, state: Path, metrics: Metrics, is_ours: Callable[[], bool]) -> None:
         self._state = state
@@ -49,7 +49,7 @@ class DigestNumbers:
         metrics.digests_requests.read = self._requests
 
     async def watch(self, config: Callable[[], Config], place: Callable[[], str]) -> None:
-        """`config` and `place` (of the quarantine): at this moment."""
+        """`config` and `place` (of the quarantine) return the current values."""
         while True:
             try:
                 is_ours = self._is_ours() and config().digests.is_on
@@ -84,7 +84,7 @@ class DigestNumbers:
         return zip(((result,) for result in DIGESTS), (counts.sent, counts.failed, counts.refused), strict=True)
 
     def _run_age(self) -> Rows:
-        """Without a run, since the daemon started: a process that was never started is noticed as well."""
+        """If there was no run, the time since the daemon started: a process that never ran is noticed as well."""
         if self._counts is None:
             return []
         return [((), max(0.0, time.time() - (self._counts.run_at or self._since)))]

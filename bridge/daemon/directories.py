@@ -1,4 +1,4 @@
-"""The state directory and others for our own files: where they are, and whether nobody else can write there.
+"""The state directory and others for our own files: where they are, and whether anyone else can write there.
 
 The only place that knows `$STATE_DIRECTORY` and the XDG directories. A directory that cannot be used raises a
 ConfigError with the key, the directory and the next step.
@@ -24,7 +24,7 @@ def state_directory(configured: str | None, name: str = "scanbridge") -> Path:
 
 
 def found_state_directory(configured: str | None, name: str = "scanbridge") -> tuple[Path, str]:
-    """The same, and where it comes from: the environment or a default; empty for the configuration."""
+    """The same, and where it comes from: the environment or a default; empty if it is the configuration."""
     if configured:
         return Path(configured).expanduser().absolute(), ""
     if given := os.environ.get("STATE_DIRECTORY"):  # set by systemd; several are separated by colons
@@ -89,5 +89,5 @@ def warn_of_foreign_parent(path: Path, key: str) -> None:
 
 @cache
 def _warn(text: str) -> None:
-    """Once: several parts of the daemon look at the same directory."""
+    """Only once: several parts of the daemon look at the same directory."""
     log.warning("%s", text)

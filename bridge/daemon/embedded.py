@@ -27,7 +27,7 @@ def make_secrets(conf: Config) -> None:
 
     Raises ConfigError.
     """
-    assert conf.scanner.token_file is not None  # only rspamd can do without, and we are not rspamd
+    assert conf.scanner.token_file is not None  # only rspamd works without one, and this is our own service
     named_files.make_secret(named_files.locate(conf.scanner.token_file, conf.directory), "scanner.token_file")
     if has_own_lists(conf):
         assert conf.lists is not None

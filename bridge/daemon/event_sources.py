@@ -33,7 +33,7 @@ async def watch_event_sources(running: Running) -> None:
 
 
 class Changes:
-    """What is different from the last look."""
+    """What has changed since the last look."""
 
     def __init__(self, running: Running) -> None:
         self._running = running

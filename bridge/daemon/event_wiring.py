@@ -1,4 +1,4 @@
-"""From the configuration to event sinks, as `wiring` does it for everything else.
+"""From the configuration to event sinks, as `wiring` does for everything else.
 
 Also contains what commands need that create events themselves: `scanbridge quarantine release` is a separate process,
 and writes to the same outbox as the daemon.
@@ -43,7 +43,7 @@ class EventPlans:
 
 
 def event_plans(conf: Config, state: Path) -> EventPlans | None:
-    """None without sinks. Raises ConfigError, now and not when the first event is delivered."""
+    """None without sinks. Raises ConfigError now, rather than when the first event is delivered."""
     if not conf.events:
         return None
     sinks = tuple(
@@ -118,7 +118,7 @@ def _file(sink: EventSink, state: Path) -> Callable[[], Sink]:
 
 
 def _direct(conf: Config, sink: EventSink, state: Path) -> Callable[[], Lines] | None:
-    """With other processes, whose events wait in the outbox, the order would be lost; OCSF is made by `delivery`."""
+    """Not with several processes: as their events wait in the outbox, order would be lost. `delivery` makes OCSF."""
     if sink.type != "file" or sink.format == "ocsf" or wiring.worker_count(conf) > 1:
         return None
     if not outbox_place(conf, state).is_sqlite:  # other bridges share it, and perhaps the file

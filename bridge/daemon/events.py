@@ -23,7 +23,7 @@ Rows = Iterable[tuple[tuple[str, ...], float]]
 
 
 class Events:
-    """`recorder` is None when there are no sinks; `Core.report` looks at it for every mail."""
+    """`recorder` is None when there are no sinks; `Core.report` checks it for every mail."""
 
     def __init__(self, metrics: Metrics, is_ours: Callable[[], bool]) -> None:
         self.recorder: Recorder | None = None

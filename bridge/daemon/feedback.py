@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 _LOOK_S = 5.0
 _RETRY_S = 30.0  # without feedback.rspamd, which may have been removed by mistake
 COUNTED = (ReportState.LEARNED, ReportState.KNOWN, ReportState.NOTED, ReportState.REFUSED)
-_MAX_PROBLEMS = 3  # mails of one turn that cannot be learned now
+_MAX_PROBLEMS = 3  # a turn ends after this many mails that cannot be learned now
 _PER_TURN = 200  # mails that are learned before we look at the configuration again
 
 Rows = Iterable[tuple[tuple[str, ...], float]]
 
 
 class Feedback:
-    """`watch` until cancelled."""
+    """`watch` runs until cancelled."""
 
     def __init__(self, state: Path, metrics: Metrics, is_ours: Callable[[], bool]) -> None:
         self._state = state
@@ -51,7 +51,7 @@ class Feedback:
         metrics.reports_waiting.read = lambda: [((), float(self.totals.waiting))]
 
     async def watch(self, config: Callable[[], Config]) -> None:
-        """`config`: the configuration at this moment."""
+        """`config` returns the current configuration."""
         while True:
             if self._is_ours():
                 try:
@@ -140,7 +140,7 @@ def _learned(learners: Learners, waiting: Waiting, *, is_last: bool) -> tuple[Re
     try:
         with closing(Message.of([waiting.content])) as content:
             return learners.learn(waiting.kind, LearnableMail.waiting(content, waiting.person, waiting.about))
-    except (LearningUnavailable, OSError) as exc:  # also a full disk: the mail is written to one while it is sent
+    except (LearningUnavailable, OSError) as exc:  # also a full disk: the mail is written to disk while it is sent
         if not is_last:
             raise LearningUnavailable(str(exc)) from exc
         return ReportState.REFUSED, f"given up after feedback.retention: {exc}"
@@ -151,7 +151,7 @@ def _retry_s(conf: Config) -> float:
 
 
 def _note(conf: Config, state: Path, waiting: Waiting, result: ReportState) -> None:
-    """In the history, if the mail is in it; without one, nothing is lost but this line."""
+    """Record it in the history, if the mail is there; if that fails, only this entry is lost."""
     if ":" in waiting.mail or not conf.history.enabled:
         return
     event = "not learned" if result is ReportState.REFUSED else f"learned as {waiting.kind.words}"

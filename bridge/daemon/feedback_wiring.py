@@ -1,4 +1,4 @@
-"""From the configuration to feedback, as `wiring` does it for everything else."""
+"""From the configuration to feedback, as `wiring` does for everything else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _scanner(conf: Config) -> ScannerLearning | None:
         return None
     if conf.scanner.dialect != DEFAULT_DIALECT:
         raise ConfigError(f"feedback.scanner: needs `dialect: {DEFAULT_DIALECT}`, the dialect of the included service")
-    if (discovery := conf.scanner.discovery) is not None and discovery.records == "srv":  # the names have no addresses
+    if (discovery := conf.scanner.discovery) is not None and discovery.records == "srv":  # such names have no addresses
         raise ConfigError("feedback.scanner: SRV records are not supported; use `records: addresses`")
     if discovery is not None and discovery.nameservers:
         raise ConfigError("feedback.scanner: cannot use scanner.discovery.nameservers; use the system's resolver")

@@ -90,7 +90,7 @@ def _connect_next_hops(metrics: Metrics, running: Running) -> None:
 
 
 def _next_hops_up(running: Running) -> Rows:
-    """Without next hops that have not been tried yet."""
+    """Leaves out next hops that have not been tried yet."""
     found: dict[tuple[str, ...], int] = {}
     for hop in running.components.hops:
         if (is_up := running.components.is_up(hop)) is not None:
@@ -108,7 +108,7 @@ def _next_hop_connections(running: Running) -> Rows:
 
 
 def _certificate_expiry(running: Running) -> Rows:
-    """Of our own certificates, and of those that scanners and next hops showed last."""
+    """Of our own certificates, and of those that scanners and next hops last showed."""
     found = dict(running.components.certificate_expiry)
     shown = [("scanner", host.url, host.certificate) for host in running.scanner.hosts]
     for hop in running.components.hops:

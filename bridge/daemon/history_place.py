@@ -33,13 +33,13 @@ def history_directory(state: Path) -> Path:
 
 
 def older_history(conf: Config, state: Path) -> Path | None:
-    """The directory of the history that was kept before `state_database` was set: nobody searches it now."""
+    """The directory of the history that was kept before `state_database` was set: it is no longer searched."""
     directory = history_directory(state)
     return directory if has_server(conf) and segment_files.has_mails(directory) else None
 
 
 def history(conf: Config, state: Path, wait_s: float | None = None) -> HistoryStore:
-    """`wait_s`: how long a question to a database server may take. Raises ConfigError."""
+    """`wait_s`: how long a query of a database server may take. Raises ConfigError."""
     if not has_server(conf):
         return SqliteHistory(history_directory(state))
     from bridge.history.postgresql import BUSY_S, PostgresHistory  # it needs the driver

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 _RETRY_S = 30.0  # after a failure, or the interval if that is shorter
-_LONGEST_S = 3600.0  # a refresh that takes longer is taken to hang
+_LONGEST_S = 3600.0  # a refresh that takes longer is considered hung
 _JITTER = 0.1  # so that many bridges do not refresh at the same moment
 _random = random.Random()  # noqa: S311 - nothing secret
 
@@ -35,7 +35,7 @@ Rows = list[tuple[tuple[str, ...], float]]
 
 
 class ListRefresh:
-    """`start`, then `watch` until cancelled; a reload calls `adopt`."""
+    """Call `start`, then `watch`, which runs until cancelled; a reload calls `adopt`."""
 
     def __init__(self, conf: Config, state: Path, metrics: Metrics, is_ours: Callable[[], bool]) -> None:
         self.copies = Copies(state / "lists")
@@ -143,7 +143,7 @@ class ListRefresh:
     # What operators read
 
     def _log_problems(self, problem: str) -> None:
-        """Each problem once, and once when all of them are solved."""
+        """Log each problem once, and once when all of them are solved."""
         now = {**self.copies.problems, **({"": problem} if problem else {})}
         for name, text in now.items():
             if self._reported.get(name) != text:

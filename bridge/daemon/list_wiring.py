@@ -1,4 +1,4 @@
-"""From the configuration to block and allow lists, as `wiring` does it for everything else."""
+"""From the configuration to block and allow lists, as `wiring` does for everything else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def list_settings(conf: Config, patience_s: float = 60.0) -> ListSettings:
 
 
 def settings_of(lists: Lists, directory: Path, patience_s: float) -> ListSettings:
-    """Relative names of files are in this directory. Raises ConfigError."""
+    """Relative file names refer to this directory. Raises ConfigError."""
     key_file = named_files.locate(lists.api_key_file, directory)
     key = named_files.read_secret(key_file, "lists.api_key_file")
     encrypted = any(url.startswith("https:") for url in (lists.url, *lists.other_urls))

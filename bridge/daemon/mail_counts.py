@@ -27,7 +27,7 @@ _WORDS = {
 
 
 def mail_counts(rows: Iterable[Sequence[Any]], recent: Iterable[Sequence[Sequence[Any]]]) -> dict[str, Any]:
-    """`rows`: the metric of all workers, each with action and count last. `recent`: each worker's last mails."""
+    """`rows`: the metric of all workers, each with action and count last. `recent`: each worker's latest mails."""
     counts: Counter[str] = Counter()
     for row in rows:
         counts[row[-2]] += int(row[-1])

@@ -35,7 +35,7 @@ class MallocTrim:
     """`watch` trims the heap whenever more than a little of it is unused."""
 
     def __init__(self) -> None:
-        self._resident = self._used = 0  # at the last moment when nothing was unused
+        self._resident = self._used = 0  # at the last moment without unused memory
         self.heap: Heap | None = None  # None: it cannot be trimmed
         try:
             self.heap = _heap()
@@ -72,7 +72,7 @@ class MallocTrim:
 
 def _heap() -> Heap:
     """The GNU C library's, 2.33 or later. Raises OSError for any other (musl), and whatever ctypes raises."""
-    import ctypes  # here: it allocates executable memory, which a sandbox may forbid
+    import ctypes  # imported here: it allocates executable memory, which a sandbox may forbid
 
     class Mallinfo2(ctypes.Structure):
         """As in malloc.h; `uordblks` is the number of bytes allocated from the heap."""

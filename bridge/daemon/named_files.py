@@ -102,7 +102,7 @@ def _refuse_planted(path: Path, key: str) -> None:
 
 
 def scanner_tls(scanner: Scanner, directory: Path) -> ssl.SSLContext:
-    """Verify the scanner by the system's certificates or `ca_file`; present our own certificate if there is one."""
+    """Verify the scanner against the system's certificates or `ca_file`; present our own certificate if we have one."""
     context = client_tls(scanner.ca_file, directory, "scanner.ca_file")
     if scanner.client_cert_file and scanner.client_key_file:
         cert, key = locate(scanner.client_cert_file, directory), locate(scanner.client_key_file, directory)

@@ -1,4 +1,4 @@
-"""Keeps the personal lists in memory up to date, in every worker: a change counts within two seconds.
+"""Keeps the personal lists in memory up to date, in every worker: a change takes effect within two seconds.
 
 As long as nobody has made an entry, there is no file, and nothing is opened. If the database cannot be read, the
 entries in memory stay in effect, and after a start there are none: mail does not wait for personal lists.
@@ -17,13 +17,13 @@ from bridge.lists.personal_table import EMPTY, PersonalTable
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
-_SETTLED_NS = 1_000_000_000  # far longer than a tick, of any file system
+_SETTLED_NS = 1_000_000_000  # far longer than a tick of any file system's clock
 
 Stamp = tuple[tuple[int, int], ...]  # size and time of the files
 
 
 class PersonalRefresh:
-    """`start`, then `watch` until cancelled; mail looks at `table`."""
+    """Call `start`, then `watch`, which runs until cancelled; mail uses `table`."""
 
     def __init__(self, lists: PersonalLists, file: Path | None) -> None:
         self.table: PersonalTable = EMPTY
@@ -86,7 +86,7 @@ class PersonalRefresh:
         return table
 
     def _files_now(self) -> Stamp:
-        """SQLite's files: as long as they are the same, nobody has to ask."""
+        """SQLite's files: as long as they have not changed, no query is needed."""
         found = []
         for file in self._files:
             try:
@@ -99,5 +99,5 @@ class PersonalRefresh:
 
 
 def _is_settled(stamp: Stamp) -> bool:
-    """Whether the next change gets another time: two within one tick of the file system's clock have the same."""
+    """Whether the next change gets a different time: within one tick of the file system's clock, two have the same."""
     return time.time_ns() - max((changed for _, changed in stamp), default=0) > _SETTLED_NS

@@ -1,4 +1,4 @@
-"""From the configuration to personal lists, as `wiring` does it for everything else."""
+"""From the configuration to personal lists, as `wiring` does for everything else."""
 
 from __future__ import annotations
 

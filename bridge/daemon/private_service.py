@@ -50,7 +50,7 @@ async def private_service(path: Path, profile: str = "") -> AsyncIterator[Privat
 
     Raises ConfigError, or BridgeError if it cannot start.
     """
-    load(path)  # its mistakes are ours to report, before a process is started
+    load(path)  # its errors are reported here, before a process is started
     token = secrets.token_hex(32)
     with bind(Endpoint("127.0.0.1", 0)) as sock:
         url = f"http://{address_of(sock)}"
@@ -106,7 +106,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="scanbridge-service-") as directory:
             asyncio.Runner().run(_serve(job, socket.socket(fileno=job["socket"]), Path(directory)))
     finally:
-        os._exit(0)  # whatever still runs, in a task or a thread, has nobody left to work for
+        os._exit(0)  # whatever still runs, in a task or a thread, is no longer needed
 
 
 async def _serve(job: dict[str, str], sock: socket.socket, directory: Path) -> None:

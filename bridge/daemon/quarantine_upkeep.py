@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 
 COUNT_INTERVAL_S = 60.0
 _REMOTE_FACTOR = 10  # object storage: each listing may cost money
-_COUNT_SHARE = 20  # counting takes at most one part in this many of the time
+_COUNT_SHARE = 20  # counting takes at most one twentieth of the time
 _TURN_S = 1.0  # how soon another worker takes over counting when the first one is gone
-_FIRST_PURGE_S = 10.0  # not in the rush of the start
+_FIRST_PURGE_S = 10.0  # after the busy time of the start
 _PURGE_INTERVAL_S = 3600.0
-_DUE = 0.9  # of an interval: what another bridge did before that counts as old
-_PROBE_BYTES = 4096  # a block: nothing at all fits on a disk without one
+_DUE = 0.9  # of an interval: what another bridge did longer ago is due again
+_PROBE_BYTES = 4096  # one block: a disk without a free block has room for nothing
 
 
 class QuarantineUpkeep:
@@ -74,7 +74,7 @@ class QuarantineUpkeep:
             await asyncio.sleep(_PURGE_INTERVAL_S)
 
     async def _purge(self) -> None:
-        # Bridges that share a store have their own hours: the one that did it last does it again.
+        # Bridges that share a store each have an hourly timer: the one that purged last does so again.
         retention_s = self._running.config.quarantine.retention
         await self._quarantine.purge(retention_s, _PURGE_INTERVAL_S * _DUE, self._guard)
 

@@ -22,12 +22,12 @@ from bridge.runtime.threads import Threads
 log = logging.getLogger(__name__)
 
 _INTERVAL_S = 1.0
-_PATIENCE_S = 4.0  # then it is logged: a server that hangs may never answer, and causes no error either
+_PATIENCE_S = 4.0  # then a problem is logged: a server that hangs may never answer, and causes no error either
 _threads = Threads("mail rates", 1)
 
 
 class RateExchange:
-    """`watch` until cancelled. Without a store, this process is the only one that counts."""
+    """`watch` runs until cancelled. Without a store, this process is the only one that counts."""
 
     def __init__(self, rates: MailRates, store: RateStore | None) -> None:
         self._rates = rates

@@ -82,7 +82,7 @@ def _fixed(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
 
 
 def _state(conf: Config) -> Path:
-    """Without links: /var/lib/scanbridge is one, if systemd gives the unit a dynamic user."""
+    """With links resolved: /var/lib/scanbridge is a link if systemd gives the unit a dynamic user."""
     return directories.state_directory(conf.state_directory).resolve()
 
 

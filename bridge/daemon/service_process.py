@@ -90,7 +90,7 @@ class Process(ABC):
     async def stop(self) -> None: ...
 
     async def reload(self) -> None:
-        """Never raises: a service that ended here would refuse mail because of a typing error."""
+        """Never raises: a service that ended here would refuse mail because of a typo."""
         try:
             loaded = await asyncio.to_thread(load, self._path)
             await self._change(loaded)

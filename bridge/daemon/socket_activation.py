@@ -1,6 +1,6 @@
 """Sockets passed by systemd, found by their name or by the address they are bound to.
 
-A listener may name one (`systemd:NAME`). It may as well give an ordinary address: if systemd has
+A listener may name one (`systemd:NAME`). It may also give an ordinary address: if systemd has
 opened a socket at that address, that socket is used. So the same configuration works with and without
 socket units. The sockets stay open as long as the process runs, because systemd keeps listening in
 any case; each server gets a copy.

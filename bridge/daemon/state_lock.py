@@ -1,4 +1,4 @@
-"""Two daemons with one state directory: mostly a mistake, so the second one says so in its log.
+"""Two daemons with one state directory: usually a mistake, so the second one says so in its log.
 
 Both work, because what they share is locked, but each shows the other's mail and counts it in its own limits. The lock
 ends with the process, however that ends.

@@ -86,7 +86,7 @@ class Status:
         }
 
     def health(self, state: dict[str, Any]) -> Health:
-        """What is wrong, by the state of all workers together."""
+        """What is wrong, judging by the state of all workers together."""
         return assess(state, self._running.config)
 
     def _next_hop(self, hop: MonitoredRelay) -> dict[str, Any]:

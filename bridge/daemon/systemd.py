@@ -28,7 +28,7 @@ def notify(state: str) -> None:
 def _socket() -> socket.socket:
     """Kept open: without it, a lack of descriptors would silence the watchdog, and systemd would kill the daemon."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-    sock.settimeout(_SEND_S)  # a socket that nobody reads is full at some time, and mail must not wait for its reader
+    sock.settimeout(_SEND_S)  # a socket that nobody reads fills up eventually, and mail must not wait for its reader
     return sock
 
 

@@ -175,7 +175,7 @@ def _deferred(recent: Sequence[Sequence[Any]]) -> Iterator[str]:
     reasons = [str(reason) for _, reason, _ in recent]
     if len(reasons) >= _ENOUGH and all(reasons):
         minutes = int((time.monotonic() - recent[-1][0]) / 60)
-        age = f" {counted(minutes, 'minute')} ago" if minutes else ""  # no mail since then: it may be over
+        age = f" {counted(minutes, 'minute')} ago" if minutes else ""  # no mail since then: the problem may be over
         yield (
             f"DEFERRING ALL MAIL: the last {len(reasons)} mails were deferred, "
             f"the last one{age} with error={reasons[-1]}"
@@ -183,7 +183,7 @@ def _deferred(recent: Sequence[Sequence[Any]]) -> Iterator[str]:
 
 
 def _rejected(recent: Sequence[Sequence[Any]]) -> Iterator[str]:
-    """Counts only mail that was offered to a next hop: all of it was answered with a 5xx."""
+    """Counts only mail that was offered to a next hop; a problem if all of it was answered with a 5xx."""
     refusals = [str(refusal) for _, _, refusal in recent if refusal is not None]
     about_recipients = all(" 5.1." in refusal or " 5.2." in refusal for refusal in refusals)
     if len(refusals) >= (_ENOUGH_RECIPIENTS if about_recipients else _ENOUGH) and all(refusals):
@@ -245,7 +245,7 @@ def _events(state: dict[str, Any]) -> Iterator[str]:
 
 
 def recent_of(lists: Sequence[Sequence[Sequence[Any]]], last: int) -> list[list[Any]]:
-    """The last outcomes of all workers, by time."""
+    """The latest outcomes of all workers, by time."""
     oldest = time.monotonic() - RECENT_S
     found = [list(entry) for entries in lists for entry in entries if entry[0] >= oldest]
     return sorted(found, key=lambda entry: entry[0])[-last:]

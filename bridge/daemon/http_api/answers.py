@@ -24,8 +24,8 @@ from bridge.quarantine import record
 from bridge.quarantine.local_store import LocalStore
 from bridge.quarantine.store import MailNotFound
 
-DEFAULT_SPAN_S = 86_400.0  # of statistics without `since`
-_CHUNK = 200  # mails read at once
+DEFAULT_SPAN_S = 86_400.0  # for statistics without `since`
+_CHUNK = 200  # mails read at a time
 MAX_PAGE_BYTES = 8 * 1024 * 1024
 _MAX_ATTEMPTS = 200
 

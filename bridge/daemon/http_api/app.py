@@ -42,7 +42,7 @@ class ApiParts:
 
     callers: Callable[[], Sequence[Caller]]
     quarantine: Callable[[], str | None]  # its directory; None: it is in object storage
-    redaction: Redaction  # how addresses are in the history
+    redaction: Redaction  # how addresses appear in the history
     queries: Queries | None  # None: no history is kept
     count: Callable[[str], None] = lambda result: None  # how each request ended
 

@@ -27,7 +27,7 @@ class Caller:
 
     name: str
     digest: bytes = field(repr=False)
-    tenants: tuple[str, ...] | None = None  # None: all mail, also that of no tenant
+    tenants: tuple[str, ...] | None = None  # None: all mail, including mail of no tenant
 
     def check(self, wanted: str | None) -> None:
         """`wanted`: the tenant that is asked for. Raises ApiError. A search is limited to `tenants` in any case."""

@@ -36,7 +36,7 @@ class QueryLimits:
     waiting_per_token: int = 20
     wait_s: float = 5.0  # for a place
     max_s: float = 15.0  # for the answer
-    idle_s: float = 60.0  # after which a process ends
+    idle_s: float = 60.0  # a process exits after this time without queries
 
 
 class Queries:

@@ -1,7 +1,7 @@
 """The program that searches the history: `python -m bridge.daemon.http_api.searcher`, started by `query_queue`.
 
-Searching takes the processor, and Python runs one thread at a time: a search in a thread of the daemon made mail wait
-for tenths of a second. A separate process has lower priority than the others, limited memory, and can be killed.
+Searching is CPU-bound, and Python runs one thread at a time: a search in a thread of the daemon made mail wait for
+tenths of a second. A separate process has lower priority than the others, limited memory, and can be killed.
 
 It reads JSON from standard input, one object per line: first where the history is, then questions. It answers each
 with a line of JSON, and as many bytes as that line says. It ends when its input does.
@@ -27,7 +27,7 @@ from bridge.history.store import HistoryError, HistoryStore
 from bridge.runtime.early_signals import ignore_hangup
 
 MAX_MEMORY = 256 * 1024**2  # bytes of address space; it needs 85 MB before the first question
-LONGEST_S = 60  # if the daemon is killed, nobody else ends a long search
+LONGEST_S = 60  # if the daemon is killed, nothing else ends a long search
 _NICE = 10
 _DATABASE_S = 12.0  # for one statement
 

@@ -186,7 +186,7 @@ def merge_states(own: dict[str, Any], others: list[dict[str, Any]]) -> dict[str,
 
 
 def _merged_host(seen: list[dict[str, Any]]) -> dict[str, Any]:
-    """A scanner host is as bad as the worker says that knows the worst of it."""
+    """A scanner host is in the worst state that any worker has seen."""
     worst = next((host for host in seen if host["problem"]), seen[0])
     return {
         **worst,

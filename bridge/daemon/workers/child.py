@@ -108,7 +108,7 @@ def service(conf: Config, context: SupervisedWorker, state: Path) -> Work:
 
     async def work(writer: log_writer.LineWriter) -> None:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        signal.signal(STOP, signal.SIG_IGN)  # service managers signal all processes; workers need us to the end
+        signal.signal(STOP, signal.SIG_IGN)  # service managers signal all processes; workers need us until the end
         loop.add_signal_handler(HURRY, stop.set)
         loop.add_reader(context.lifeline, _on_supervisor_gone, context.lifeline, stop.set)
         server = await start_service(conf, state, context.sockets.open(SERVICE_KEY, wiring.service_address(conf)))

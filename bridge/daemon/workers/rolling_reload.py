@@ -1,4 +1,4 @@
-"""A reload with several workers: each is replaced by one with the new configuration, one after the other.
+"""A reload with several workers: each is replaced by one with the new configuration, one after another.
 
 The new worker starts first, then the old one drains: ports never close, and mail in processing is
 finished by the worker that has it. The first new worker is the test: if it does not start, the old

@@ -163,7 +163,7 @@ class Supervisor:
             self._processes.start_worker()
 
     def _kill_hung(self) -> None:
-        """As systemd kills a single process whose event loop is blocked: SIGABRT puts the stack into the log."""
+        """Just as systemd kills a single process whose event loop is blocked: SIGABRT puts the stack into the log."""
         if not self._hung_s:
             return
         for child in self._processes:

@@ -22,7 +22,7 @@ from bridge.filter.admission import Admission, AdmissionSettings
 from bridge.mail.message import Spool
 from bridge.mail.spool import SpoolDisk
 
-_AHEAD = 8  # connections more than a quarter above the fewest: connections come and go
+_AHEAD = 8  # connections beyond 1.25 times the fewest: connections come and go
 
 
 class WorkerContext(Protocol):
@@ -48,7 +48,7 @@ class WorkerContext(Protocol):
     def spool(self, limit: int, memory_per_mail: int, directory: str | None) -> Spool: ...
 
     def balance(self, connections: Callable[[], int]) -> Callable[[], bool] | None:
-        """A check whether to leave new connections to other workers; None if there are none."""
+        """A check that says whether to leave new connections to other workers; None if there are none."""
 
     def admin_view(self, status: OwnStatus) -> AdminView: ...
 
