@@ -118,7 +118,7 @@ class Guard:
     route: Route
 
     async def instead(self, request: Request, exc: Exception) -> Response:
-        """For requests that no row is for."""
+        """For requests that match no row."""
         return with_allowed_methods(await self(request), exc)
 
     async def __call__(self, request: Request) -> Response:
@@ -224,7 +224,7 @@ def is_one_click(form: Mapping[str, str]) -> bool:
 
 
 async def _note_refused(call: Call, route: Route, exc: Refused) -> None:
-    """Of people who have signed in or have a valid link, the first ones: nobody may fill the audit log."""
+    """Of people who have signed in or have a valid link, only the first ones: nobody may fill the audit log."""
     if call.has_audited or not (call.person_or_none or call.link_of):
         return
     if call.person_or_none is None:
@@ -238,7 +238,7 @@ async def _note_refused(call: Call, route: Route, exc: Refused) -> None:
 
 
 def _refusal(call: Call, exc: Refused) -> Response:
-    """Texts from outside these pages are in English so far."""
+    """Texts from outside these pages are still in English."""
     title, text = call.speak(exc.title), call.speak(exc.template, **exc.values)
     response = call.page("refused.html", exc.status, title=title, text=text)
     if exc.retry_after_s:

@@ -60,23 +60,23 @@ NOTICES = {
 
 
 class Pages:
-    """What all requests share: templates, static files, and how much of what may run at once."""
+    """What all requests share: templates, static files, and how much of each kind of work may run at once."""
 
     def __init__(self, root_path: str) -> None:
         self.root_path = root_path
         self.static = StaticFiles()
         self.requests = PersonTurns()
-        # A large mail takes three times its size. Anyone with a digest's link can ask again and again.
+        # A large mail takes three times its size in memory. Anyone with a digest's link can ask again and again.
         self.readers = Queue(CapacityLimiter(2), max_waiting=100)
         self.reading = PersonTurns(most=1, max_waiting=12)
         self.large_mails = LargeMails()
-        # The next hop may be slow, and pages need threads, too; no person takes all of them.
+        # The next hop may be slow, and pages need threads, too; no person may take all of them.
         self.releasing = Queue(CapacityLimiter(10), max_waiting=10, max_per_person=3)
-        # Who learns from a report may take minutes, and each report has a mail in a file.
+        # Learning from a report may take minutes, and each report has a mail in a file.
         self.reports = Queue(CapacityLimiter(4), max_waiting=20, max_per_person=3)
         self.sending: set[asyncio.Task[None]] = set()  # codes
         self.releases: set[asyncio.Task[Any]] = set()  # that are being carried out
-        # What is in the audit log: otherwise, one person, or anybody with a link, could fill it and its disk.
+        # Limits what the audit log records: otherwise, one person, or anybody with a link, could fill it and its disk.
         self.opened = RecentUses(_FEW)  # links
         self.seen = RecentUses(_FEW)  # mails, by a person
         self.refused = RecentUses(_MANY)
@@ -91,7 +91,7 @@ class Pages:
         self._jinja.globals |= {"url": self.url, "static": self._static, "LANGUAGES": NAMES}
 
     async def carry_out(self, release: Coroutine[Any, Any, T]) -> T:
-        """To its end, even if the request that asked for it is cancelled: mail that is sent cannot be called back."""
+        """Runs to its end, even if the request that asked for it is cancelled: mail that is sent cannot be recalled."""
         task = asyncio.create_task(release)
         self.releases.add(task)
         task.add_done_callback(self.releases.discard)
@@ -173,7 +173,7 @@ class Call:
         return await to_thread.run_sync(functools.partial(work, *args, **kwargs), abandon_on_cancel=True)
 
     async def read_mail(self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Work that takes much memory, in threads that other pages do not wait for. Raises Refused."""
+        """Work that takes a lot of memory, in threads that other pages do not wait for. Raises Refused."""
         queue, person = self.pages.readers, self.person_or_none or self.link_person
         with queue.place():
             async with self.pages.reading.turn(person), self.pages.large_mails.turn(size):
@@ -187,7 +187,7 @@ class Call:
         )
 
     async def choose_language(self) -> None:
-        """What the person chose."""
+        """The language that the person chose."""
         if self.person_or_none is not None:
             await self.speak_language_of(self.person_or_none)
 
@@ -220,7 +220,7 @@ class Call:
     async def audit(
         self, action: str, *, mail: str = "", detail: str = "", result: str = audit_log.DONE, name: str = ""
     ) -> None:
-        """In the audit log of the console. `name`: of whom, if nobody has signed in."""
+        """Record it in the console's audit log. `name`: whose entry it is, if nobody has signed in."""
         self.has_audited = True
         who = f"user {self.person_or_none or name}"
         write = self.sources.audit.write
@@ -229,7 +229,7 @@ class Call:
     async def audit_stranger(
         self, action: str, *, detail: str = "", result: str = audit_log.REFUSED, name: str
     ) -> None:
-        """By somebody who has not signed in and has no valid link. `name`: the one that was typed."""
+        """For somebody who has not signed in and has no valid link. `name`: the one that was typed."""
         self.has_audited = True
         write = self.sources.audit.write_stranger
         await self.run(write, self.address, action, detail=detail, result=result, name=f"user {name}", pages=PAGES)
@@ -247,7 +247,7 @@ class Call:
             await self.audit("opened a link", mail=mail, detail=detail, name=name)
 
     def check_number(self, person: str, action: str) -> None:
-        """Of what one person does that is in the audit log each time. Raises Refused after very many."""
+        """Limits a person's actions that the audit log records each time. Raises Refused after too many of them."""
         if not self.pages.changed.is_one_of_few(f"{person} {action}"):
             raise Refused(429, N_("Busy"), N_("This cannot be done at the moment. Try again later."), 3600)
 
@@ -255,8 +255,9 @@ class Call:
     async def audited(self, action: str, *, mail: str = "", detail: str = "", name: str = "") -> AsyncIterator[Note]:
         """An action that changes something: recorded in the audit log before it is done, with its result afterwards.
 
-        If it cannot be recorded, it is not done; if the result cannot, the entry says that it was started. So it does
-        if the process stops meanwhile: the work may go on in its thread. Raises Refused after very many.
+        If it cannot be recorded, it is not done; if the result cannot, the entry says that it was started. It also
+        says so if the process stops in the meantime: the work may go on in its thread. Raises Refused after too many
+        actions.
         """
         self.check_number(self.person_or_none or self.link_person, action)
         self.has_audited = True

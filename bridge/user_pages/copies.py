@@ -34,10 +34,10 @@ _STRICTEST_FIRST = ("nothing", "request", "release")
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One mail, as far as it is this person's."""
+    """One mail, as far as it belongs to this person."""
 
     mail: MailRecord
-    recipients: tuple[str, ...]  # the person's, as they are compared
+    recipients: tuple[str, ...]  # the person's, in the form that is compared
     person: str
     settings: TenantSettings
 
@@ -74,7 +74,7 @@ async def of_person(call: Call, mail_id: str) -> Copy:
 
 
 def _items(call: Call, mail_id: str) -> list[Item]:
-    """Whom they belong to now: the stored answer may be slightly out of date."""
+    """Those that belong to the person now: the stored owners may be slightly out of date."""
     items, person_of = call.sources.items.of_mail(call.person, mail_id), call.sources.people.person_of
     return [item for item in items if person_of(item.recipient) == call.person]
 
@@ -137,7 +137,7 @@ async def _release(call: Call, copy: Copy) -> ActionResult:
 
 
 async def delete(call: Call, copy: Copy) -> str:
-    """Their copies; the mail itself once nobody has a copy left. Raises Refused."""
+    """Delete their copies; the mail itself only once nobody has a copy left. Raises Refused."""
     if not copy.settings.users.delete:
         text = call.speak("Your organisation does not let you delete held mail.")
         raise await refused(call, copy, "deleted own mail", 403, call.speak("Not allowed"), text)
@@ -158,7 +158,7 @@ def may_block(copy: Copy) -> str:
 
 
 def may_allow(copy: Copy) -> str:
-    """allow, request or nothing. A sender of malware is allowed by an administrator or not at all."""
+    """allow, request or nothing. Only an administrator may allow a sender of malware."""
     if not copy.mail.envelope.sender or copy.settings.allow_by == "nobody":
         return "nothing"
     return "allow" if copy.settings.allow_by == "users" and copy.reason is not Reason.MALWARE else "request"
@@ -195,12 +195,12 @@ async def list_sender(call: Call, copy: Copy, kind: str) -> str:
 
 
 def may_be_ham(copy: Copy) -> bool:
-    """Nobody teaches the filter that malware or phishing is wanted."""
+    """Nobody may teach the filter that malware or phishing is wanted."""
     return copy.reason not in (Reason.MALWARE, Reason.PHISHING)
 
 
 async def report(call: Call, copy: Copy, kind: str) -> str:
-    """Not spam, or spam. Raises Refused."""
+    """Report it as spam or as ham (not spam). Raises Refused."""
     if call.sources.feedback is None or kind not in ("spam", "ham"):
         raise not_found(call)
     if kind == "ham" and not may_be_ham(copy):
@@ -223,7 +223,7 @@ async def report(call: Call, copy: Copy, kind: str) -> str:
 
 
 async def refused(call: Call, copy: Copy, action: str, status: int, title: str, text: str) -> Refused:
-    """To be raised; the first ones are in the audit log."""
+    """An error to be raised; the audit log records the first ones."""
     call.has_audited = True
     if call.pages.refused.is_one_of_few(f"{copy.person} {action}"):
         await call.audit(action, mail=copy.mail.id, detail="not allowed", result=audit_log.REFUSED, name=copy.person)
@@ -231,7 +231,7 @@ async def refused(call: Call, copy: Copy, action: str, status: int, title: str, 
 
 
 def not_found(call: Call) -> Refused:
-    """The same for what is gone and for what is somebody else's."""
+    """The same answer for mail that is gone and for mail that is somebody else's."""
     text = call.speak("There is no such mail for you. It may have expired or been deleted.")
     return Refused(404, call.speak("No such mail"), text)
 

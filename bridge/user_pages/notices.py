@@ -27,7 +27,7 @@ _SEND_S = 30.0
 
 
 async def tell_again(sources: UserSources, now: float) -> None:
-    """Of every request whose releasers were not told when it was stored. Raises BridgeError."""
+    """Notify releasers of every request of which they were not told when it was stored. Raises BridgeError."""
     for notice in await asyncio.to_thread(sources.requests.due_notices, now):
         try:
             mail = await asyncio.to_thread(sources.quarantine.read, notice.request.mail)
@@ -50,7 +50,7 @@ async def tell(sources: UserSources, notice: Notice, mail: MailRecord) -> None:
 
 
 async def _is_told(sources: UserSources, notice: Notice, mail: MailRecord, address: str) -> bool:
-    """Also true if the address will never accept it."""
+    """Sends the notice; also true if the address will never accept it."""
     try:
         content = await asyncio.to_thread(_content, sources, notice, mail, address)
         async with asyncio.timeout(_SEND_S):
@@ -59,7 +59,7 @@ async def _is_told(sources: UserSources, notice: Notice, mail: MailRecord, addre
         to = sources.redact(address)
         log.warning("request: the notification could not be sent: to=%s error=%r", to, str(exc))
         return isinstance(exc, NextHopError) and not exc.reply.is_temporary
-    except Exception:  # about this mail: releasers are told of the others
+    except Exception:  # something about this mail: releasers are still told of the others
         log.exception("request: the notification could not be created: id=%s", mail.id)
         return False
     return True

@@ -84,7 +84,7 @@ async def _rounds(send_due: SendDue) -> None:
 
 
 async def _notices(sources: UserSources) -> None:
-    """Tell releasers of requests that they were not told of."""
+    """Tell releasers of requests of which they have not been told."""
     while True:
         try:
             await notices.tell_again(sources, time.time())

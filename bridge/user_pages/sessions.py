@@ -37,7 +37,7 @@ class UserSessions:
         return token
 
     def find(self, token: str) -> str | None:
-        """Whose session it is, if it lasts."""
+        """Whose session it is, if it is still valid."""
         if not is_token(token):
             return None
         now, mine = time.time(), _s.hash == hash_of(token)

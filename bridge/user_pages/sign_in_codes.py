@@ -1,4 +1,4 @@
-"""Codes that are sent to users' addresses, with which they sign in.
+"""Codes sent to users' addresses, with which they sign in.
 
 A code belongs to the browser that asked for it, works once and for a few minutes, and ends after a few wrong guesses.
 If this is wrong, people can read one another's mail.
@@ -39,7 +39,7 @@ class SignInCodes:
         return code
 
     def use(self, person: str, browser: str, code: str) -> bool:
-        """Whether it is the code; then it is used up."""
+        """Whether the code is right; it is then used up."""
         mine = _c.hash == _key(person, browser)
         with self._store.writing(_LOCK) as connection:
             row = connection.execute(select(database.codes).where(mine)).first()

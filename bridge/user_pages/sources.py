@@ -30,7 +30,7 @@ class UserSources:
 
     settings: DigestSettings
     store: DigestStore
-    console_store: ConsoleStore  # the audit log and failed attempts: operators look at them in the console
+    console_store: ConsoleStore  # the audit log and failed attempts, which operators see in the console
     quarantine: Quarantine
     items: Items
     requests: Requests

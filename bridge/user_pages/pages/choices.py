@@ -45,7 +45,7 @@ async def save(call: Call) -> Response:
     if schedule not in SCHEDULES or language not in call.sources.settings.config.languages:
         raise Refused(400, call.speak("Not done"), call.speak("Choose one of the options."))
     stored, usual = await call.run(call.sources.items.person, call.person), call.sources.settings.of(call.person)
-    # The usual setting is not stored as a choice, so it follows changes of the configuration.
+    # The usual setting is not stored as a choice, so it follows changes to the configuration.
     schedule = schedule if stored.schedule or schedule != usual.schedule else ""
     language = language if stored.language or language != usual.language else ""
     async with call.audited("chose a schedule", detail=f"{schedule or 'as usual'}, {language or 'as usual'}"):
@@ -71,7 +71,7 @@ async def remove(call: Call) -> Response:
 
 
 def _entries(call: Call) -> list[PersonalEntry]:
-    """Of all addresses of the person that mail was held for; and those that the person made, after the mail is gone."""
+    """Those for the person's addresses that mail is held for; once it is gone, still those that the person made."""
     lists, person_of = call.sources.lists, call.sources.people.person_of
     if lists is None:
         return []

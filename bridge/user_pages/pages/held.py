@@ -31,7 +31,7 @@ from bridge.user_pages.call import Call
 from bridge.user_pages.copies import Copy
 
 _PER_PAGE = 50
-_MAX_ROUNDS = 20  # of rows that are not shown
+_MAX_ROUNDS = 20  # reading rows that are not shown
 _MAX_READ = 64 * 1024 * 1024
 
 
@@ -133,7 +133,7 @@ async def details(call: Call, copy: Copy, *, has_text: bool = True) -> dict[str,
 
 
 def _rows(call: Call, before: Item | None) -> tuple[list[Row], str]:
-    """A page, and where the next one begins. Mail that is gone, and copies for operators, do not shorten it."""
+    """A page, and where the next one begins. Mail that is gone and copies for operators do not make it shorter."""
     rows: list[Row] = []
     for _ in range(_MAX_ROUNDS):
         items = call.sources.items.of(call.person, before=before, limit=_PER_PAGE)

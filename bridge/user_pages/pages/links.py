@@ -1,6 +1,6 @@
 """Links of a digest. A GET only ever shows a page with a button: link scanners follow every link. A POST acts.
 
-Whatever a link is refused for is in the audit log and in the log; the reader learns only that it does not work.
+The reason why a link is refused is in the audit log and in the log; the reader learns only that it does not work.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def show_unsubscribe(call: Call) -> Response:
 
 
 async def unsubscribe(call: Call) -> Response:
-    """Also by the one click of a mail program, which has no cookie: no more digests, and nothing else."""
+    """Also by one click in a mail program, which sends no cookie: only ends the digests."""
     link = await _verified(call, is_use=True)
     if link.act is not Act.UNSUBSCRIBE:
         raise _not_working(call, is_expired=False)
@@ -78,7 +78,7 @@ async def unsubscribe(call: Call) -> Response:
 
 
 async def _enter(call: Call, link: Link) -> Response:
-    """Only as the person that it was sent to: if the address has become an alias, its new owner is somebody else."""
+    """Only as the person to whom it was sent: if the address has become an alias, its new owner is somebody else."""
     person = await call.run(call.sources.people.person_of, link.recipient)
     if person is None or person != comparable_address(link.recipient):
         raise _not_working(call, is_expired=True)
@@ -103,7 +103,7 @@ async def _verified(call: Call, *, is_use: bool) -> Link:
     except LinkRefused as exc:
         action = "used a link" if is_use else "opened a link"
         log.warning("link refused: from=%s why=%r", call.address, str(exc))
-        # Both logs have only the first ones, so that nobody can fill them.
+        # Both logs record only the first ones, so that nobody can fill them.
         if not await call.run(call.sources.attempts.admit, None, call.address, pages="link"):
             await call.audit_stranger(action, detail=str(exc), name="unknown")
         raise _not_working(call, is_expired=exc.is_expired) from None

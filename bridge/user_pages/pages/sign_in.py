@@ -58,7 +58,7 @@ async def ask_code(call: Call) -> Response:
     await call.audit_stranger("asked for a code", result=audit_log.DONE, name=address)
     sending = call.pages.sending
     if len(sending) < _MAX_SENDING:
-        task = asyncio.create_task(_send_code(call, address))  # not waited for: the time would tell
+        task = asyncio.create_task(_send_code(call, address))  # not awaited: the time would tell if the address exists
         sending.add(task)
         task.add_done_callback(sending.discard)
     else:
@@ -118,7 +118,7 @@ async def sign_out(call: Call) -> Response:
 
 
 async def begin(call: Call, person: str, action: str) -> Response:
-    """Begin a session, and end the one that the browser had. Raises Refused after very many."""
+    """Begin a session, and end the one that the browser had. Raises Refused after too many sign-ins."""
     call.check_number(person, action)
     if SESSION_COOKIE in call.request.cookies:
         await call.run(call.sources.sessions.end, call.request.cookies[SESSION_COOKIE])
