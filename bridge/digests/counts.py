@@ -25,7 +25,7 @@ class Counts:
     sent: int = 0
     failed: int = 0  # they are tried again
     refused: int = 0  # by the next hop, for good
-    run_at: float = 0.0  # when a run last worked; 0: never
+    run_at: float = 0.0  # when a run was last at work; 0: never
     requests_waiting: int = 0
 
 
@@ -35,7 +35,7 @@ class DigestCounts:
         self._place = place
 
     def add(self, *, sent: int = 0, failed: int = 0, refused: int = 0) -> None:
-        """A run works, and has done this since it said so last."""
+        """A run is at work, and has done this since its last call."""
         with self._store.writing(_LOCK) as connection:
             for name, number in (("sent", sent), ("failed", failed), ("refused", refused), (_RUN_AT, 0)):
                 row = and_(_s.place == self._place, _s.name == _PREFIX + name)

@@ -1,8 +1,8 @@
 """The tables of the digests: what is held for whom, who was told, what users chose and asked for.
 
-In the state database if that is a server, otherwise in a separate SQLite file, so that mail never waits for their
-locks. The column `place` separates machines that share a database but not their quarantine. The mail itself is in the
-quarantine alone: all rows about mail can be made again from it, but not who was told.
+In the state database if that is on a database server, otherwise in a separate SQLite file, so that mail never waits for
+their locks. The column `place` separates machines that share a database but not their quarantine. The mail itself is
+only in the quarantine: all rows about mail can be made again from it, but not who was told.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ items = Table(
     metadata,
     Column("place", Text, primary_key=True),
     Column("mail", String(64), primary_key=True),  # our id
-    Column("recipient", Text, primary_key=True),  # as it is compared
+    Column("recipient", Text, primary_key=True),  # in the form that is compared
     Column("person", Text, nullable=False),  # whose address that is
     Column("kept_at", Float(53), nullable=False),
     Column("sent_at", Float(53), nullable=False),  # 0: new; negative: claimed then, not confirmed; else announced
@@ -111,8 +111,8 @@ _WAIT_S = 30.0  # no mail waits for it, and many threads and processes write
 class DigestStore(Tables):
     """Raises DigestStoreError.
 
-    SQLite writes without waiting for the disk: a crash of the process loses nothing, a power cut may lose the last
-    moments, and then a few people get a digest twice.
+    SQLite writes without waiting for the disk: a crash of the process loses nothing, a power cut may lose the writes
+    of the last moments, and then a few people get a digest twice.
     """
 
     def __init__(self, place: Database) -> None:

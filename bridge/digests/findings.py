@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from bridge.api.reason_texts import SENTENCES, UNKNOWN_DOMAIN
 from bridge.digests.languages import Language
 
-MAX_FINDINGS = 3  # of a mail: enough to see why it is held
+MAX_FINDINGS = 3  # for each mail: enough to see why it is held
 
 
 def in_words(reasons: Iterable[str], words: Language) -> list[str]:
@@ -36,5 +36,5 @@ def _form(sentence: str) -> re.Pattern[str]:
     return re.compile(escaped, re.DOTALL)
 
 
-# The longest first: one may end like another one begins.
+# The longest first: the form of a shorter sentence may match a longer one, too.
 _FORMS = [(sentence, _form(sentence)) for sentence in sorted(set(SENTENCES.values()), key=len, reverse=True)]

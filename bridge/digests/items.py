@@ -119,7 +119,7 @@ class Items:
         self, quarantine: Quarantine, people: People, on_page: Callable[[int], None], *, is_quick: bool
     ) -> int:
         now, count, whose = time.time(), 0, people.fingerprint()
-        at, mail = min(self._state("cursor"), (now, ""))  # a mail may be from a time when the clock was wrong
+        at, mail = min(self._state("cursor"), (now, ""))  # a mail may have been stored while the clock was wrong
         is_whole = not is_quick and (self._is_moved(whose) or not 0 <= now - self._state("whole")[0] <= _WHOLE_S)
         after = (0.0, "") if is_whole else (at, mail) if is_quick else (max(0.0, at - _OVERLAP_S), "")
         while arrivals := quarantine.arrivals(after, _PAGE):
@@ -134,11 +134,14 @@ class Items:
         return count
 
     def _is_moved(self, whose: str) -> bool:
-        """Whether addresses have changed owner since the index was read. Two configurations do not alternate."""
+        """Whether addresses have changed owner since the index was read.
+
+        Two processes with different configurations do not keep undoing each other's changes.
+        """
         return whose not in (self._applied, self._state("people")[1])
 
     def forget(self, older_than: float) -> int:
-        """Delete the items of mail that was held before this time, and is gone."""
+        """Delete the items of mail that was held before this time and is gone."""
         old = and_(_i.place == self._place, _i.kept_at < older_than)
         with self._store.writing() as connection:
             return connection.execute(delete(database.items).where(old)).rowcount
@@ -247,7 +250,7 @@ class Items:
         self._settle(claim, claim.at, refused_at=claim.at)
 
     def retry(self, claim: Claim) -> None:
-        """It could not be sent, and nothing was: another try later."""
+        """It could not be sent, not even in part: try again later."""
         self._settle(claim, 0.0, last_at=claim.person.last_at, **_pause(claim))
 
     def postpone(self, claim: Claim) -> None:
@@ -274,7 +277,7 @@ class Items:
             return [Item(*row) for row in connection.execute(wanted.order_by(_i.recipient))]
 
     def addresses_of(self, person: str) -> list[str]:
-        """Their own, and the other ones that mail was held for."""
+        """Their own, and the other ones for which mail was held."""
         wanted = select(_i.recipient).where(_i.place == self._place, _i.person == person).distinct().limit(100)
         with self._store.reading() as connection:
             return list(dict.fromkeys([person, *sorted(row.recipient for row in connection.execute(wanted))]))
@@ -308,7 +311,7 @@ class Items:
             current = self._people(connection, [address]).get(address, Person(address))
             chosen = {"schedule": schedule, "language": language}
             self._put(connection, current, **{name: value for name, value in chosen.items() if value is not None})
-            if current.schedule == "never" and schedule not in (None, "never"):  # the past is on the page
+            if current.schedule == "never" and schedule not in (None, "never"):  # older mail is only on the page
                 mine = and_(_i.place == self._place, _i.person == address, _i.sent_at <= 0)
                 connection.execute(update(database.items).where(mine).values(sent_at=time.time()))
 
@@ -342,8 +345,8 @@ class Items:
 
 
 def _recipients(arrival: Arrival, quarantine: Quarantine) -> list[str]:
-    """As they are compared, without those that are too long for an index."""
-    # A local part may have spaces in it, and what was cut may be another address.
+    """In the form that is compared, without those that are too long for an index."""
+    # A local part may contain spaces, and an address that was cut may be another one.
     if any('"' in address or address.startswith(CUT) for address in arrival.addresses):
         records = quarantine.records([arrival.id])
         found = {search_text(comparable_address(each)) for mail in records for each in mail.envelope.addresses}

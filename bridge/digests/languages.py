@@ -12,7 +12,7 @@ from importlib import resources
 
 DOMAIN = "users"
 _WANTED = re.compile(r"([A-Za-z]{1,8})(?:-[A-Za-z0-9-]{1,100})?(?:[ \t]*;[ \t]*q=([01](?:\.[0-9]{0,3})?))?")
-NAMES = {"en": "English", "de": "Deutsch", "fr": "Français", "es": "Español"}  # each in its own words
+NAMES = {"en": "English", "de": "Deutsch", "fr": "Français", "es": "Español"}  # each in its own language
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Language:
         return self.translations.ngettext(one, many, number)
 
     def time(self, moment: float, zone: tzinfo) -> str:
-        """As people write it in this language."""
+        """As it is written in this language."""
         return datetime.fromtimestamp(moment, zone).strftime(self.say("%Y-%m-%d %H:%M"))
 
 

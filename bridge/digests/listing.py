@@ -51,7 +51,7 @@ def is_held_for(recipient: str, mail: MailRecord) -> bool:
 
 
 def recipients_of(mail: MailRecord) -> frozenset[str]:
-    """Those who do not have it yet, as they are compared; none if the mail is not held."""
+    """Those who do not have it yet, in the form that is compared; none if the mail is not held."""
     if mail.state == RELEASED or mail.is_copy:
         return frozenset()
     return frozenset(comparable_address(each.address) for each in mail.lacking(mail.envelope.recipients))
@@ -60,11 +60,11 @@ def recipients_of(mail: MailRecord) -> frozenset[str]:
 @dataclass(slots=True)
 class Unindexed:
     """Mail that is not in the index: the index may be incomplete for a while, and mail left out of a digest is never
-    announced. But after many that are not in the store either, the others were deleted with them: each is a request to
-    object storage, and a person may have had thousands."""
+    announced. But after many that are not in the store either, the rest is assumed to be deleted, too: each is a
+    request to object storage, and a person may have had thousands."""
 
     quarantine: Quarantine
-    gone: int = 0  # one after the other
+    gone: int = 0  # one after another
 
     def read(self, mail: str) -> MailRecord | None:
         if self.gone >= MAX_GONE:

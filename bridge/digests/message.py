@@ -146,7 +146,7 @@ class DigestMaker:
         parts = [("plain", self._render(tenant, words, "digest.txt", values))]
         parts.append(("html", self._render(tenant, words, "digest.html", values)))
         head = self._head(person, tenant, words, subject, now).as_bytes().partition(b"\r\n\r\n")[0]
-        # By hand: the email package may encode a long URL, and then no mail program reads it.
+        # Written by hand: the email package may encode a long URL, and then no mail program can read it.
         unsubscribing = f"List-Unsubscribe: <{unsubscribe}>\r\nList-Unsubscribe-Post: List-Unsubscribe=One-Click\r\n"
         return unsubscribing.encode("ascii") + head + b"\r\n" + _alternatives(parts)
 
@@ -165,7 +165,7 @@ class DigestMaker:
         mail["Subject"] = subject
         mail["Date"] = format_datetime(datetime.fromtimestamp(now, UTC))
         mail["Message-ID"] = f"<{_unique(to, now)}@{domain_of(sender)}>"
-        mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: nobody answers it by a program
+        mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: no automatic replies
         mail["X-Auto-Response-Suppress"] = "All"  # the same, for Exchange
         mail["Content-Language"] = words.code
         return mail
@@ -174,7 +174,7 @@ class DigestMaker:
         spoken = {"_": words.say, "ngettext": words.count, "language": words.code}
         try:
             return self._environment(tenant.templates).get_template(name).render({**values, **spoken})
-        except Exception as exc:  # a tenant's template may do anything
+        except Exception as exc:  # a tenant's template may raise anything
             where, why = tenant.templates or "the built-in templates", str(exc) or type(exc).__name__
             raise ConfigError(f"digests.templates: {name} in {where}: {why}") from exc
 
@@ -182,7 +182,7 @@ class DigestMaker:
         if templates not in self._environments:
             ours = PackageLoader("bridge.digests")
             loaders: list[BaseLoader] = [FileSystemLoader(templates)] if templates is not None else []
-            # Ours are ours; those of a tenant cannot reach into the program.
+            # Our own templates are trusted; a tenant's run in a sandbox.
             kind = Environment if templates is None else SandboxedEnvironment
             self._environments[templates] = kind(
                 loader=ChoiceLoader([*loaders, PrefixLoader({"standard": ours}), ours]),
@@ -193,7 +193,7 @@ class DigestMaker:
 
 
 def _alternatives(parts: list[tuple[str, str]]) -> bytes:
-    """The body with its header fields: ten times as fast as the email package, which counts for 100,000 people."""
+    """The body with its header fields: ten times as fast as the email package, which matters for 100,000 people."""
     boundary = f"digest-{new_id()}"
     lines = [f'MIME-Version: 1.0\r\nContent-Type: multipart/alternative; boundary="{boundary}"\r\n\r\n'.encode("ascii")]
     for kind, text in parts:
@@ -215,7 +215,7 @@ def shown(text: str, limit: int) -> str:
 
 
 def _is_plain(address: str) -> bool:
-    """Whether the email package writes it as it is: it decodes encoded words (RFC 2047), and refuses a line end."""
+    """Whether the email package writes it unchanged: it decodes encoded words (RFC 2047) and refuses a line end."""
     return "=?" not in address and address.isprintable()
 
 

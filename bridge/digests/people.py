@@ -65,7 +65,7 @@ class People:
         return None if is_excluded or domain_of(person) not in self._domains else person
 
     def fingerprint(self) -> str:
-        """Changes when an address gets another owner. Raises ConfigError."""
+        """A hash that changes when an address gets another owner. Raises ConfigError."""
         aliases = self.read_aliases()
         if self._fingerprint is None or self._fingerprint[0] is not aliases:  # called for every page
             whose = (sorted(self._domains), sorted(self._excluded), self._delimiter, sorted(aliases.items()))
@@ -89,7 +89,7 @@ class People:
         if address in aliases:
             return aliases[address]
         local, _, domain = address.rpartition("@")
-        if self._delimiter and self._delimiter in local[1:] and not local.startswith('"'):  # the quotes end behind it
+        if self._delimiter and self._delimiter in local[1:] and not local.startswith('"'):  # the quotes end after it
             return f"{local[0]}{local[1:].partition(self._delimiter)[0]}@{domain}"
         owner = aliases.get(f"@{domain}")
         if owner is None:

@@ -23,7 +23,7 @@ NOTICE_S = 120.0  # for the page that stored a request to tell the releasers
 _MAX_NOTICE_S = 6 * 3600.0  # between two attempts
 _GIVE_UP_S = 7 * 86400.0
 _MAX_NOTICES = 50  # in a round
-_NOTICE = "notice "  # and the number of the request: in the table of states; its text has who was told already
+_NOTICE = "notice "  # followed by the request's number, in the table of states; the text lists who was told
 _LOCK = 0xD16E573
 _r, _s = database.requests.c, database.state.c
 
@@ -59,9 +59,9 @@ class Requests:
     def ask(
         self, kind: str, mail: str, recipient: str, person: str, tenant: str, *, has_notice: bool = True
     ) -> Request | None:
-        """None if it was asked for before, or the person has asked for too much.
+        """None if it was asked for before, or if the person has too many requests waiting.
 
-        `has_notice`: releasers are to be told; `told` says that they were.
+        `has_notice`: releasers are to be told; call `told` once they have been.
         """
         now = time.time()
         same = and_(_r.place == self._place, _r.kind == kind, _r.mail == mail, _r.recipient == recipient)
@@ -106,7 +106,7 @@ class Requests:
         return Request(*row)
 
     def settle(self, taken: Request) -> None:
-        """It was granted, and is done."""
+        """It was granted and carried out."""
         chosen = and_(_r.place == self._place, _r.seq == taken.seq, _r.state == WAITING)
         values = {"state": GRANTED, "decided_at": time.time(), "decided_by": taken.decided_by}
         with self._store.writing(_LOCK) as connection:
@@ -153,7 +153,7 @@ class Requests:
     # Notices to the releasers
 
     def told(self, seq: int) -> None:
-        """All releasers were told of this request, or cannot be."""
+        """All releasers were told of this request, or cannot be reached."""
         with self._store.writing(_LOCK) as connection:
             connection.execute(delete(database.state).where(self._is_notice(seq)))
 
@@ -162,7 +162,7 @@ class Requests:
             connection.execute(update(database.state).where(self._is_notice(seq)).values(text="\n".join(told)))
 
     def due_notices(self, now: float) -> list[Notice]:
-        """Those that are due, each for this caller alone: the next attempt is due later, at twice the age."""
+        """Those that are due, each only for this caller: the next attempt is due later, at twice the age."""
         due = and_(_s.place == self._place, _s.name.startswith(_NOTICE), _s.number <= now)
         found: list[Notice] = []
         with self._store.writing(_LOCK) as connection:

@@ -1,4 +1,4 @@
-"""Digests to look at: a sample with invented mail, and what a person would get now. Nothing is sent or noted."""
+"""Digests to look at: a sample with invented mail, and what a person would get now. Nothing is sent or recorded."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Clock:
         return time_zone(self.time_zone)
 
     def last_turn(self, schedule: str, now: float) -> float:
-        """The latest moment at which such a digest was to be sent. A clock that is set back repeats none of them."""
+        """The latest time at which such a digest was to be sent. A clock that is set back repeats none of them."""
         here = datetime.fromtimestamp(now, self.zone)
         if schedule == "hourly":
             return now - now % 3600

@@ -1,7 +1,7 @@
 """Send digests to the next hop: everyone whose digest is due, in bounded memory, a few at the same time.
 
 Each person is claimed in the database first, so several runs, on one machine or many, never send anyone two digests. A
-digest goes straight to the next hop, and carries the token of released mail, so that it is not scanned should it pass
+digest goes straight to the next hop, and carries the token of released mail, so that it is not scanned if it passes
 the bridge. A digest that fails does not affect the others: only a next hop that cannot be reached ends the run.
 """
 
@@ -64,7 +64,7 @@ class Outbox:
 
 @dataclass(slots=True)
 class Progress:
-    """Of one run."""
+    """The progress of one run."""
 
     total: int = 0  # people with something new; not all of them are due
     looked_at: int = 0
@@ -98,7 +98,7 @@ class Run:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def go(self, on_progress: Callable[[Progress], None] = lambda progress: None) -> Progress:
-        """Raises BridgeError if nothing can be done at all; what happens to single people is in the progress."""
+        """Raises BridgeError if nothing can be done at all; what happens to individual people is in the progress."""
         began = time.time()
         self.progress.total = await asyncio.to_thread(self.items.waiting_count, began)
         people = self._people(began)
@@ -126,7 +126,7 @@ class Run:
             await self._count()
 
     async def _count(self) -> None:
-        """What was done since the last time. Nobody's digest waits for numbers."""
+        """What was done since the last time. No digest is held up by the numbers."""
         before, done = self._counted, self.progress
         self._counted = now = (done.sent, done.failed, done.refused)
         if self.counts is None:
@@ -182,7 +182,7 @@ class Run:
             return
         except BridgeError:
             raise
-        except Exception:  # about this person's mail: the others get theirs
+        except Exception:  # something about this person's mail: the others get theirs
             self.progress.failed += 1
             log.exception("digest could not be created: to=%s", self.redact(waiting.person.address))
             return
@@ -221,7 +221,7 @@ class Run:
         return claim, made, list(dict.fromkeys(mail.id for _, mail in listing.held))
 
     async def _not_sent(self, claim: Claim, exc: NextHopError) -> None:
-        """What becomes of the claim."""
+        """Decide what becomes of the claim."""
         is_down = exc.reply.is_temporary and not exc.reply.is_foreign and not exc.is_about_recipient
         self._unreached = self._unreached + 1 if is_down else 0
         settle: Callable[[Claim], None] | None

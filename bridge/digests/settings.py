@@ -14,14 +14,14 @@ from bridge.mail.address import domain_of
 
 @dataclass(frozen=True, slots=True)
 class TenantSettings:
-    tenant: str  # "": of none
+    tenant: str  # "": no tenant
     schedule: str
     sender: str
     language: str
     templates: Path | None
     notify: tuple[str, ...]
     users: UserPolicy
-    allow_by: str = "nobody"  # who may have a sender's mail delivered always: users, administrators or nobody
+    allow_by: str = "nobody"  # who may have a sender's mail always delivered: users, administrators or nobody
 
     def may(self, reason: Reason) -> str:
         """What users may do with such a mail: release, request or nothing."""

@@ -1,4 +1,4 @@
-"""Links in digests: who holds one may do one thing, with one recipient's copy of one mail, until it expires.
+"""Links in digests: whoever holds one may do one thing, with one recipient's copy of one mail, until it expires.
 
 Nothing is stored for a link. It carries the action, its expiry, the mail's id and the recipient, and a message
 authentication code over all of it. The key file has one key per line: the first one signs, all of them verify, so that
@@ -56,7 +56,7 @@ class Link:
     act: Act
     expires_at: int  # Unix time
     mail: str  # our id; "" if it is not about a mail
-    recipient: str  # whose copy; or the person
+    recipient: str  # whose copy it is; without a mail, the person
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Why a mail is held, for people who do not know what a tag is; and what users may do because of it.
 
-The most serious reason counts. What is not recognised is `other`, which users may only request by default. If this is
-wrong, users release malware themselves.
+The most serious reason counts. What is not recognised is `other`: by default, users may only request such mail. If this
+is wrong, users release malware themselves.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _USUAL_IN_SPAM = frozenset({"auth:spf-fail", "auth:dmarc-fail", "auth:dmarc-quar
 
 
 def reason_of(mail: MailRecord) -> Reason:
-    """By the tags, the verdict and the rule."""
+    """Judged by the tags, the verdict and the rule."""
     if mail.is_damaged:
         return Reason.OTHER
     verdict = str(mail.facts.get("verdict") or "").lower()
