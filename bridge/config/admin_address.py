@@ -1,6 +1,6 @@
 """The admin address, read without the other keys of the configuration.
 
-`status`, `top` and `reload` need nothing else, and they must answer when the file has a mistake that the running
+`status`, `top` and `reload` need nothing else, and they must answer when the file has an error that the running
 daemon does not know yet. Building the whole model takes 150 ms (Python 3.11), which is most of a `status`.
 """
 

@@ -14,7 +14,7 @@ from bridge.runtime.shown_url import shown_database, shown_url
 def effective(conf: Config, *, hides_paths: bool = False) -> dict[str, Any]:
     """Every key with its effective value; each listener with the policy that applies to it.
 
-    `hides_paths`: also those of webhooks, some of which are secrets. For people who cannot read the file.
+    `hides_paths`: hides the paths of webhooks, too, some of which are secrets. For people who cannot read the file.
     """
     data = conf.model_dump(mode="json", by_alias=True)
     for shown, listener in zip(data["listeners"], conf.listeners, strict=True):

@@ -35,7 +35,7 @@ Facility = Literal[
     "user", "mail", "daemon", "auth", "local0", "local1", "local2", "local3", "local4", "local5", "local6", "local7"
 ]
 
-# Keys of one kind of sink only, and those of them that it needs.
+# Keys that only one kind of sink has, and those of them that it needs.
 _OWN: dict[str, set[str]] = {
     "file": {"path"},
     "webhook": {"url", "secret_file", "allow_plain_http", "timeout", "ca_file"},
@@ -170,7 +170,7 @@ def _once(sinks: list[EventSink]) -> list[EventSink]:
 
 
 def _same_files(sinks: list[EventSink]) -> Iterator[tuple[Place, str]]:
-    """The file would have events twice, and a sink that cannot write a whole line cuts off what it began."""
+    """The file would contain events twice, and a sink that cannot write a whole line removes what it began."""
     seen: dict[str, EventSink] = {}
     for number, sink in enumerate(sinks):
         other = seen.setdefault(normpath(sink.path), sink) if sink.path else sink

@@ -94,7 +94,7 @@ _MAX_NAME = 253  # characters (RFC 1035 2.3.4)
 
 
 def _domain(value: str) -> str:
-    """Raises ValueError for whatever no recipient can have after the @: it would never match."""
+    """Raises ValueError for anything that no recipient can have after the @: it would never match."""
     expected = "a domain is a name, for example example.org"
     if "@" in value:
         raise ValueError(f"{expected}: only the part after the @")

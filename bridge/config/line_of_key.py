@@ -1,6 +1,6 @@
 """The file and line of a key in a message: `scanner.token_file: ...` becomes `bridge.yml:3: scanner.token_file: ...`.
 
-Mistakes in the file itself are found with their lines. This is for what is found later, when the files, addresses and
+Errors in the file itself are reported with their lines. This is for what is found later, when the files, addresses and
 certificates that the configuration names are used. Without it, the operator has to look for the key.
 """
 

@@ -369,7 +369,7 @@ class Config(Section):
 
     @property
     def warnings(self) -> list[str]:
-        """What works, but should be changed in the file, with file and line."""
+        """Things that work but should be changed in the file, with file and line."""
         return self._warnings
 
     def policy_for(self, listener: Listener, tenant: Tenant | None = None) -> Policy:

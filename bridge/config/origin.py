@@ -53,7 +53,7 @@ def origins(
 
 
 def _values(data: Any, where: Path_) -> Iterator[Path_]:
-    """The places of all values without keys of their own."""
+    """The places of all values that have no keys below them."""
     children = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     if not children or not data:
         yield where

@@ -87,7 +87,7 @@ def _addresses(host: str) -> frozenset[str]:
 
 
 def _short_form(name: str) -> str:
-    """`127.1` as 127.0.0.1, which is what a connection to it means; any other name unchanged."""
+    """`127.1` as 127.0.0.1, which is where a connection to it goes; any other name unchanged."""
     if not name.replace(".", "").isdigit():
         return name
     try:

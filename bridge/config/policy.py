@@ -114,7 +114,7 @@ class Policy(Section):
         return self.model_copy(update={name: getattr(other, name) for name in other.model_fields_set})
 
     def key_for(self, case: str) -> str:
-        """The key that decides in this case; `unavailable` for a reason that is not set."""
+        """The key that decides in this case; `unavailable` if the key of the reason is not set."""
         if case == "slow":
             return "deadline" if self.deadline is not None else "failed"
         return case if getattr(self, case) is not None else "unavailable"
