@@ -19,7 +19,7 @@ class Changes:
     reply_text: str = ""  # of a refusal
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; without what is empty."""
+        """For JSON; leaves out what is empty."""
         found = {
             "add": [list(field) for field in self.add],
             "remove": [list(field) for field in self.remove],

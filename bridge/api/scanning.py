@@ -60,7 +60,7 @@ class BorderMtaData:
 
 
 class KnownClient(Protocol):
-    """What else is known about the client, see `bridge/mail/session.py`."""
+    """What else is known about the client; see `bridge/mail/session.py`."""
 
     @property
     def name(self) -> str | None:
