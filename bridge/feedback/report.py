@@ -22,7 +22,7 @@ class ReportKind(StrEnum):
 class ReportState(StrEnum):
     LEARNED = "learned"  # rspamd or the scanning service has learned from it
     KNOWN = "known"  # it was learned before, or rspamd recognises such mail already
-    NOTED = "noted"  # nobody is configured to learn; it is in the history, and was mailed if there is an address
+    NOTED = "noted"  # no learner is configured; it is in the history, and was mailed if there is an address
     REFUSED = "refused"  # noted, but nothing can learn from this mail
     WAITING = "waiting"  # the learner could not be reached; the daemon tries again
     ALREADY = "already"  # the same person has said this before

@@ -24,7 +24,7 @@ from bridge.runtime.visible_text import visible
 
 _PATHS = {ReportKind.SPAM: "/learnspam", ReportKind.HAM: "/learnham"}
 _MAX_ANSWER = 64 * 1024
-_CONNECT_S = 3.0  # many mails may be reported together, each by a person who waits
+_CONNECT_S = 3.0  # many mails may be reported together, while people wait
 _LEARNED_BEFORE = 208  # rspamd's answer to a mail that it knows
 _RECOGNISED = "learn conditions denied"  # part of its answer to a mail that its statistics are sure about already
 
@@ -65,7 +65,7 @@ class Learning:
         self._http.close()
 
     def learn(self, kind: ReportKind, content: Message) -> bool:
-        """False if rspamd knew it already. Raises LearningUnavailable, LearningRefused."""
+        """False if rspamd already knew it. Raises LearningUnavailable, LearningRefused."""
         if content.size > self._settings.max_size:
             raise LearningRefused("the mail is larger than feedback.rspamd.max_size")
         url = f"{self._settings.url}{_PATHS[kind]}"

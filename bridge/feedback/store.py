@@ -132,7 +132,7 @@ class ReportStore:
             is_open = _reports.c.state.in_([_WORKING, str(ReportState.WAITING)])
             values = {"state": str(state), "content": None, "about": None, "size": 0}
             changed = connection.execute(update(_reports).where(_key(mail, person, kind) & is_open).values(**values))
-            if changed.rowcount:  # else another machine was faster
+            if changed.rowcount:  # otherwise another machine was faster
                 _count(connection, kind, state)
 
     def wait(self, mail: str, person: str, kind: ReportKind, content: bytes, about: str = "") -> None:
@@ -154,7 +154,7 @@ class ReportStore:
     def next_waiting(
         self, after: tuple[float, str, str] | None = None
     ) -> tuple[Waiting, tuple[float, str, str]] | None:
-        """The oldest report that waits, after this one; and the place to continue from. Raises ReportsFailed."""
+        """The oldest waiting report after this one, and the place to continue from. Raises ReportsFailed."""
         query = select(_reports).where(_reports.c.state == str(ReportState.WAITING))
         if after is not None:
             at, mail, person = after
