@@ -12,7 +12,7 @@ from bridge.mail.address import comparable_domain, domain_of
 
 
 def surroundings(conf: Config, entry: MailEntry, scores: Mapping[str, float]) -> Surroundings:
-    """`scores`: what the included service's tags count."""
+    """`scores`: the scores of the included service's tags."""
     listener = next((listener for listener in conf.listeners if listener.name == entry.kind.listener), None)
     if listener is None:
         return Surroundings(next_hop=_next_hop(conf, entry), tenant_domain=_tenant_domain(conf, entry), scores=scores)
