@@ -1,7 +1,7 @@
 """Accepts several connections in one turn of the event loop, and balances them among workers.
 
 The event loop (libuv) accepts one connection per listening socket and turn. In a burst, the others would wait in the
-queue turn by turn, and each turn would have little to do: that was half the cost of a mail with its own connection.
+queue turn after turn, and each turn would have little to do: that was half the cost of a mail with its own connection.
 So each socket is duplicated, and the copies share its queue.
 
 Workers share that queue, too, and the first to wake up would take every connection. A worker that is ahead of the

@@ -38,7 +38,7 @@ class ListenerSettings:
 
 
 class ConnectionLimits(Generic[C]):
-    """Counts the open connections, in all and by client."""
+    """Counts the open connections, in total and per client."""
 
     def __init__(self, settings: ListenerSettings) -> None:
         self.draining = False
@@ -51,7 +51,7 @@ class ConnectionLimits(Generic[C]):
         self.adopt(settings)
 
     def adopt(self, settings: ListenerSettings) -> None:
-        """Use these settings for new connections; open ones stay. For a reload."""
+        """Use these settings for new connections, and keep the open ones. For a reload."""
         self.settings = settings
         self.trusted = TrustedClients(settings.trusted)
         self._max_untrusted = max(settings.max_connections // _UNTRUSTED_SHARE, _UNTRUSTED_MIN)

@@ -1,4 +1,4 @@
-"""Which recipients may share a mail: those of one tenant, and with one reply for all, those of one next hop.
+"""Which recipients may share a mail: those of one tenant and, if all of them get one reply, of one next hop.
 
 A mail is scanned for one tenant, with that tenant's policy and lists. The first recipient decides whose it is; the
 mail server sends to the others in another transaction. If this is wrong, a mail is judged by another tenant's rules.

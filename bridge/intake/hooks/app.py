@@ -2,7 +2,7 @@
 
 Whatever concerns a mail is answered with 200 and says in its JSON what the SMTP client is to receive, even a 451,
 because clients repeat a request that fails with an HTTP error, and that would add to an overload. HTTP errors are for
-requests that we cannot take as a question about a mail; the mail server then defers the mail by itself. The token is
+requests that we cannot take as a question about a mail; the mail server then defers the mail on its own. The token is
 checked before a byte of the body is read. If this is wrong, someone without the token learns our decisions, or a mail
 is accepted without a decision.
 """
@@ -45,7 +45,7 @@ HOOK = "/mta-hooks/hook"
 STALWART = "/mta-hooks/stalwart"
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,255}")
-_RESERVE = 0.1  # of the mail server's patience: for the way of the answer
+_RESERVE = 0.1  # of the mail server's patience: for sending the answer
 _MAX_RESERVE_S = 5.0
 _OVERRUN_S = 5.0  # the filter keeps its own deadline; this long after it we answer without the filter
 _TOO_LATE = reply_to_error(ScanTimeout())
@@ -67,7 +67,7 @@ class HooksApp:
         if scope["type"] != "http":
             return
         headers: dict[str, str] = {}
-        for name, value in scope["headers"]:  # of a field that occurs twice, neither can be trusted
+        for name, value in scope["headers"]:  # if a field occurs twice, neither can be trusted
             key = name.decode("latin-1")
             headers[key] = "" if key in headers else value.decode("latin-1")
         peer = peer_address(tuple(scope["client"])) if scope["client"] else None
@@ -222,7 +222,7 @@ class _Asking:
     def __init__(self, context: HooksContext, dialect: ModuleType, peer: str | None, patience_s: float) -> None:
         self.dialect = dialect
         self.peer = peer
-        self.key: tuple[str, str] | None = None  # under which the request may come again
+        self.key: tuple[str, str] | None = None  # by which a repeated request is recognised
         self.is_lossy: Callable[[Found], bool] | None = None
         self.mail = HookMail(context.spool, context.limits)
         self._context = context
@@ -313,7 +313,7 @@ class _Asking:
                 self._saturated("data", session, mail.sender, closed)
                 return self._render(closed)
             client = session.client.address
-            if (refusal := self._filter.refused_by_rate(client)) is not None:  # at MAIL, the server may not ask
+            if (refusal := self._filter.refused_by_rate(client)) is not None:  # the server may not have asked at MAIL
                 mail.set_sender(question.sender)
                 self._context.on_too_many(too_many("data", client, mail.sender, refusal))
                 return self._render(refusal)

@@ -115,7 +115,7 @@ class _Pace:
         return self._received >= self._settings.min_data_rate * (now - self._window)
 
     def until(self) -> float:
-        """When the next block must be here. A window that was too slow is over at once."""
+        """The deadline for the next block; already past if the last window was too slow."""
         now = self._loop.time()
         if now - self._window >= RATE_WINDOW_S:
             return now - 1

@@ -56,7 +56,7 @@ class HooksSettings:
 
     @property
     def max_body(self) -> int:
-        """A mail that is too large is read to its end and refused, unless it is more than twice too large."""
+        """A mail that is too large is read to its end and refused, unless it is more than twice the allowed size."""
         return 2 * (self.max_message_size * 4 // 3) + MAX_KEPT
 
 

@@ -1,8 +1,8 @@
 """The dialect of draft-degennaro-mta-hooks-01: a request as a question, an outcome as changes to the request.
 
 An answer consists of `set`, `add` and `delete` alone, because a client refuses any other key. Fields are added at the
-end and deletions go from the last to the first, so that every number means the same before and after the others.
-Draft -02 answers in another way and would need another module.
+end and deletions go from the last to the first, so that every number still means the same field after the other
+changes. Draft -02 answers in another way and would need another module.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ MAX_KEPT = 2 * 1024 * 1024  # what is left: a thousand recipients, or (Stalwart)
 _MAX_DEPTH = 32
 _MAX_MARKS = 100_000  # braces, brackets, colons and commas: a bound for the objects that are made of them
 
-# The part of a string that is complete. An escape may be cut at the end of a block; a surrogate needs its partner.
-# Not possessive: Python 3.11.2 moves on behind an alternative that fails. It always matches, so nothing is tried twice.
+# The part of a string that is complete. An escape may be cut at the end of a block; a surrogate needs its partner. Not
+# possessive: Python 3.11.2 continues after an alternative that fails. It always matches, so nothing is tried twice.
 _TEXT = re.compile(
     rb'(?:[^"\\\x00-\x1f]+|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
     rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*"
@@ -41,7 +41,7 @@ class TooMuch(BadJson):
 
 
 class Taker(Protocol):
-    """Gets the long string: its bytes as JSON means them, without escapes. All methods may raise BadJson."""
+    """Receives the long string: the bytes it stands for, with escapes decoded. All methods may raise BadJson."""
 
     def begin(self, kept: bytes) -> None:
         """The string begins; `kept` is the JSON before it."""
@@ -71,7 +71,7 @@ class JsonBody:
         self._kept = bytearray()
         self._frames: list[_Frame] = []
         self._marks = 0
-        self._rest = b""  # an escape that is cut
+        self._rest = b""  # an escape that is cut off
         self._string = 0  # where in `_kept` the string that is open begins; 0: none is open
         self._is_taken = False  # the open string is passed on
         self.has_taken = False
@@ -183,7 +183,7 @@ class JsonBody:
 
 
 def _plain(text: bytes) -> bytes:
-    """Without escapes, each of which is complete; bytes between them that are not UTF-8 stay as they are."""
+    """With the escapes decoded, all of which are complete; other bytes that are not UTF-8 stay as they are."""
     if b"\\" not in text:
         return text
     meant: str = json.loads(f'"{text.decode("utf-8", "surrogateescape")}"')

@@ -1,8 +1,8 @@
 """Registrations: what a mail server and we have agreed on, written into the registration's own id.
 
 The id is signed with a key that is made from the listener's token, so every worker, every machine with the same token
-and the next start know all registrations without storing one. Only those that were ended before their time are
-remembered, as empty files that all workers see. A new token ends all registrations, and the mail servers register
+and every restarted daemon recognise all registrations without storing any. Only those that were ended before their time
+are remembered, as empty files that all workers see. A new token ends all registrations, and the mail servers register
 again. If this is wrong, a mail server is asked for a property that it does not have, or waits longer than it can.
 """
 
@@ -33,7 +33,7 @@ PROPERTIES = (  # both are written into ids as numbers: new ones go to the end
 )
 _NEEDED = ("/stage", "/rawMessage", "/envelope")
 LIFETIME_S = 7 * 86400
-MAX_REGISTRATIONS = 1000  # of those that were ended: more are not remembered
+MAX_REGISTRATIONS = 1000  # of those that were ended; no more are remembered
 _LEAST_TIMEOUT_MS = 1000
 _SIGNATURE_CHARACTERS = 32  # 192 bits
 
@@ -104,7 +104,7 @@ class Registrations:
         return replace(made, id=self._sign(made))
 
     def find(self, identity: str) -> Registration | State:
-        """Never longer than a few microseconds: it is called for every mail."""
+        """Never takes longer than a few microseconds: it is called for every mail."""
         written, _, signature = identity.rpartition(":")
         if not hmac.compare_digest(self._signature(written), signature.encode("utf-8", "replace")):
             return State.UNKNOWN

@@ -1,4 +1,4 @@
-"""The milter intake: the mail server keeps queue and delivery, we only give the answer.
+"""The milter intake: the mail server queues and delivers the mail, and we only give the answer.
 
 From the wire inwards: `protocol` (numbers and tables), `codec` (bytes to events and back),
 `client_info` and `mail` (what the events say about the client and the mail; `stalwart` is a

@@ -58,7 +58,7 @@ def _edits(outcome: Outcome, forged: Forged, agreement: codec.Agreement) -> list
         edits += [_edit(edit, agreement) for edit in _all_edits(outcome.edits, forged)]
     if agreement.actions & protocol.CAN_ADD_HEADERS:
         for name, value in outcome.stamp:
-            # RFC 8601 section 4.1: results are above those of other servers. The order of our own fields is free.
+            # RFC 8601 section 4.1: results go above those of other servers. The order of our own fields is free.
             encode = codec.encode_insert_header if name == authentication_results.FIELD else codec.encode_add_header
             edits.append(encode(name, value, agreement))
     return edits
@@ -74,7 +74,7 @@ def _all_edits(wanted: Sequence[FieldEdit], forged: Forged) -> list[FieldEdit]:
 
 
 def _number_before(number: int, deleted: Sequence[int]) -> int:
-    """The scanner has seen the mail without the forged fields: what is the number of a field among all of them?"""
+    """The number of a field among all of them; the scanner has seen the mail without the forged ones."""
     for earlier in deleted:
         number += earlier <= number
     return number

@@ -21,7 +21,7 @@ _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class ClientInfo:
-    """Grows event by event; what belongs to the client stays from mail to mail."""
+    """Grows event by event; what belongs to the client is kept from one mail to the next."""
 
     __slots__ = ("_client_macros", "_has_mail_macros", "_mail_macros", "_parsed_client_macros", "helo", "origin")
 
@@ -34,7 +34,7 @@ class ClientInfo:
         self._has_mail_macros = False  # MAIL's macros have come, MAIL itself has not
 
     def connect(self, data: bytes) -> None:
-        """Another client: what was said about the one before is forgotten, even if nobody said that it is gone."""
+        """Another client: what was said about the previous one is forgotten, even if its end was never reported."""
         self.origin = codec.parse_connect(data)
         self.helo = None
         self._client_macros.pop(protocol.HELO, None)
@@ -47,8 +47,8 @@ class ClientInfo:
     def add_macros(self, data: bytes) -> None:
         """The macros of one event, which replace its earlier ones. Raises ProtocolError.
 
-        They are parsed when something is to be said about the client, perhaps while the connection is being closed:
-        by then it is too late to find that they cannot be parsed.
+        They are parsed when the client has to be described, perhaps while the connection is being closed: then it is
+        too late to find that they cannot be parsed.
         """
         event = data[0] if len(data) > 1 else 0
         if event in _ALL_EVENTS:

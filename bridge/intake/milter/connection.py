@@ -148,7 +148,7 @@ class MilterConnection(asyncio.Protocol):
                 self._quickack = None
 
     def _flush(self) -> None:
-        """Write at the end of this turn of the event loop; if there is much, now.
+        """Write at the end of this turn of the event loop, or now if there is much to write.
 
         Only a write shows that the mail server does not read its answers.
         """
@@ -280,7 +280,7 @@ class MilterConnection(asyncio.Protocol):
         )
         if isinstance(parsed, Reply):
             mail.refuse(parsed)
-        elif mail.refusal is not None:  # too large, as it was announced
+        elif mail.refusal is not None:  # the announced size is too large
             size = declared_size(params)
             mail.refuse(context.filter.refuse_early(self._describe(), sender, None, mail.refusal, size))
         elif closed := context.filter.closed_at_mail():

@@ -2,7 +2,7 @@
 
 Numbers and names are those of libmilter's `mfdef.h` and `mfapi.h`, protocol version 6. The intake
 is built on two tables, which the tests read too: `EVENTS` says how long an event may be and which
-responses a mail server understands to it; `TRANSITIONS` says which event may come in which state.
+responses to it a mail server understands; `TRANSITIONS` says which event may come in which state.
 An event that is not in the row of the current state ends the connection. The mail server then
 applies its own default action, which is "try again later" if it is configured as we recommend.
 """

@@ -33,7 +33,7 @@ class MilterServer:
         on_refused: Callable[[RefusedClient], None] = ignore,  # a connection: untrusted, limit
         on_saturated: Callable[[RefusedClient], None] = ignore,  # a mail, at the stage: mail
         on_too_many: Callable[[RefusedClient], None] = ignore,  # a mail of a client that has sent too many
-        on_cancelled: Callable[[RefusedClient], None] = ignore,  # a mail that its client or mail server gave up
+        on_cancelled: Callable[[RefusedClient], None] = ignore,  # a mail that its client or mail server abandoned
         on_limit: Callable[[str], None] = ignore,  # the limit that a mail server has exceeded
         is_ahead: Callable[[], bool] | None = None,  # whether other workers should get the next connections
     ) -> None:

@@ -1,9 +1,9 @@
 """The client as the mail server in front of us names it in a header field.
 
-Exim and OpenSMTPD speak neither XFORWARD nor XCLIENT, but they can add a header field on top of the mail that they pass
-on. Only trusted clients may send us mail, and only the topmost of several such fields counts: it was added last, by the
-mail server itself; those below may come from the sender. All of them are removed, so that neither the scanner nor the
-next hop sees them. The topmost one must be a single line: the first line of a mail that begins with white space
+Exim and OpenSMTPD support neither XFORWARD nor XCLIENT, but they can add a header field on top of the mail that they
+pass on. Only trusted clients may send us mail, and only the topmost of several such fields counts: it was added last,
+by the mail server itself; those below may come from the sender. All of them are removed, so that neither the scanner
+nor the next hop sees them. The topmost one must be a single line: the first line of a mail that begins with white space
 continues the field that the mail server put above it. If this is wrong, senders choose the address that they are judged
 by.
 """
@@ -34,7 +34,7 @@ class FoldedClient(ValueError):
 
 
 class HiddenClient(ValueError):
-    """Such a field stands so far below that it cannot be removed."""
+    """Such a field is so far down that it cannot be removed."""
 
 
 class ClientHeader:

@@ -170,11 +170,11 @@ class Command:
     name: str
     execute: Callable[..., Effect | None]
     parse: Callable[[SmtpSession, bytes], tuple[Any, ...] | Reply] = _text
-    is_allowed: Callable[[SmtpSession], bool] = _always  # says itself why not
+    is_allowed: Callable[[SmtpSession], bool] = _always  # if not, it answers the client itself
     syntax: str = ""  # for HELP; "": not listed
     extended_syntax: str = ""
     is_listed: Callable[[SmtpSession], bool] = _always
-    is_idle: bool = True  # brings no mail closer
+    is_idle: bool = True  # no progress towards a mail
     is_for_others: bool = False  # see `SmtpSession.is_blamed`
     parses_any_byte: bool = False  # its own parser refuses CR, LF and NUL, with a better reply
 

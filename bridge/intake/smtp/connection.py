@@ -106,7 +106,7 @@ class SmtpConnection(StockSurface):
                 hook(self)
 
     def _forget_content(self) -> None:
-        """The client did not wait for its answer, or did not send the content to its end."""
+        """The client did not wait for its answer, or did not finish sending the content."""
         incomplete, complete = self._content, self._complete
         self._content = self._complete = None
         content = incomplete or complete
@@ -457,7 +457,10 @@ class SmtpConnection(StockSurface):
     # Writing: replies are collected, and written when nothing more can be answered
 
     def _flush(self) -> None:
-        """Write at the end of this turn of the event loop; many replies now, to notice a client that reads nothing."""
+        """Write at the end of this turn of the event loop, or now if there are many replies.
+
+        Only a write shows that the client does not read them.
+        """
         replies = self.session.replies
         if len(replies) > FEW:
             self._write()

@@ -27,7 +27,7 @@ class ReadContent:
 
 @value
 class StartTls:
-    """Make the TLS handshake, then call `secured`. What the client sent in plain text until then does not count."""
+    """Make the TLS handshake, then call `secured`. What the client sent in plain text until then is discarded."""
 
 
 @value

@@ -1,6 +1,6 @@
 """The replies to the final dot where each recipient gets one: LMTP, and SMTP with PRDR.
 
-Pure. If this is wrong, a mail server believes that a recipient has a mail who does not have it, or sends it twice.
+Pure. If this is wrong, a mail server takes a mail as delivered to a recipient who does not have it, or sends it twice.
 """
 
 from __future__ import annotations

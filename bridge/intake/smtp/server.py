@@ -190,7 +190,7 @@ class SmtpServer:
     async def handle_PROXY(
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, proxy: Any
     ) -> bool:
-        """Accept the header from a trusted peer only. One that names no client (a health check) leaves the peer."""
+        """Accept the header only from a trusted peer, which is the client if the header names none (a health check)."""
         peer = peer_address(session.peer)
         if not is_stream(proxy) or peer not in self.listener.trusted:
             self._refused(peer, Refusal.UNTRUSTED)
@@ -243,7 +243,7 @@ class SmtpServer:
     def handle_OVERSIZE(
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, address: str, size: int
     ) -> Any:
-        """The client announced a mail above the limit: no mail follows, so this is its only line."""
+        """The client announced a mail above the limit: no mail follows, so this is its only log line."""
         if not session.trusted:
             return MISSING
         return self._filter.refuse_early(self._describe(session), address, None, TOO_LARGE, size)

@@ -7,11 +7,11 @@
                                 Authenticate   let aiosmtpd run AUTH
                                 Close          end the connection
 
-Knows no socket, no event loop and no clock: `connection` performs the effects. `commands` recognises each
-command and its arguments, and calls the methods here. Nor is it decided here which mail is wanted: the handler's hooks
-do that (`handle_MAIL`, `handle_RCPT`, `handle_PREDATA`, `handle_DATA`, ...). A hook that returns MISSING leaves the
-answer to us; anything else is the reply, or for `handle_DATA` the filter's outcome. With `answers_each`, that may be a
-tuple of replies, one for each recipient.
+Knows no socket, no event loop and no clock: `connection` performs the effects. `commands` recognises each command and
+its arguments, and calls the methods here. Nor does it decide which mail is wanted: the handler's hooks do that
+(`handle_MAIL`, `handle_RCPT`, `handle_PREDATA`, `handle_DATA`, ...). A hook that returns MISSING leaves the answer to
+us; anything else is the reply, or for `handle_DATA` the filter's outcome. With `answers_each`, that may be a tuple of
+replies, one for each recipient.
 
 Replies carry enhanced status codes, and XFORWARD and XCLIENT are accepted from trusted clients only. If this is wrong,
 mail is lost, duplicated, or judged by the wrong client's address.
@@ -90,7 +90,7 @@ class SmtpSession(StockSession):
         self.forwarded: Client | None = None  # from XFORWARD, for one mail
         self.described: tuple[Any, Session] | None = None  # the handler's description of this session, and its source
         self.errors = 0
-        self.is_for_others = False  # the last command said what the client, a mail server, was told by others
+        self.is_for_others = False  # the last command passed on what others told the client, a mail server
         self.idle_commands = 0  # in a row
         self.mails = 0
         self._excused = 0  # 503s that a pipelining client could not avoid
@@ -383,7 +383,7 @@ class SmtpSession(StockSession):
         return _ASK_ABOUT_CONTENT
 
     def answer_mail(self, status: Any, arguments: tuple[Reply, int] | tuple[()] = ()) -> None:
-        """With what the handler decided; then this mail is over."""
+        """Answer with what the handler decided; then this mail is over."""
         envelope, answers_each = self.envelope, self.answers_each
         self.reset()
         if isinstance(status, Outcome):
@@ -422,7 +422,7 @@ class SmtpSession(StockSession):
         self.answer(replies.NOT_VERIFIED if status is MISSING else status)
 
     def bdat(self, _: str | None) -> Effect | None:
-        """A proxy that announces CHUNKING by itself lets clients send it. We would take its content for commands."""
+        """A proxy that announces CHUNKING on its own lets clients send it. We would take its content for commands."""
         self.answer(replies.NO_BDAT)
         return CLOSE
 
@@ -439,7 +439,7 @@ class SmtpSession(StockSession):
         return _START_TLS
 
 
-# Those of every mail that have no arguments are made once.
+# The effects of every mail that have no arguments are made only once.
 _ASK_BEFORE_CONTENT = Ask("PREDATA", SmtpSession._begin_content)
 _ASK_ABOUT_CONTENT = Ask("DATA", SmtpSession.answer_mail)
 _ASK_AT_QUIT = Ask("QUIT", SmtpSession._say_bye)
