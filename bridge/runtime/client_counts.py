@@ -32,7 +32,7 @@ class ClientCounts:
 
 
 def client_behind(peername: Any) -> str | None:
-    """The client behind what a socket calls its other end; None on a unix socket."""
+    """The client, from the peer name of its socket; None on a unix socket."""
     if not isinstance(peername, tuple):
         return None
     return client_of(str(peername[0]))

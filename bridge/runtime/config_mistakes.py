@@ -108,7 +108,7 @@ def _suggestion(model: type[BaseModel], where: Path_) -> str:
 
 @cache
 def _schema(model: type[BaseModel]) -> dict[str, Any]:
-    """Creating that of the daemon's configuration takes a tenth of a second: not once for each mistake."""
+    """Cached: creating the schema of the daemon's configuration takes a tenth of a second."""
     return model.model_json_schema()
 
 

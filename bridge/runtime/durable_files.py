@@ -51,7 +51,7 @@ class Stop:
         self._is_confirmed = False
 
     def set(self) -> bool:
-        """What the work does from now on does not count. False if its result was confirmed before."""
+        """What the work does from now on does not count. Returns False if its result was already confirmed."""
         with self._turn:
             self._is_set = not self._is_confirmed
             return self._is_set
@@ -95,7 +95,7 @@ class _Job(Stop, Generic[T]):
 
 
 async def in_thread(work: Callable[[Stop], T], deadline: float, threads: Threads | None = None) -> T:
-    """Run `work`. Raises Stopped past the deadline; OSError without a thread, or if too much waits for one already.
+    """Run `work`. Raises Stopped past the deadline; OSError if there is no thread, or too much waits for one already.
 
     Work on another disk or database gets its own `threads`, so that it goes on while this one hangs.
     """
@@ -218,8 +218,8 @@ def sync_file(path: Path) -> None:
 def open_to_read(path: Path) -> int:
     """Open an existing file in one of our directories. Raises OSError.
 
-    The service's user must not lead root to another file, such as by a link, or make it wait, such as by a FIFO. And
-    nobody else must have put a file there for us.
+    The service's user must not lead root to another file, such as by a link, or make it wait, such as by a FIFO. And it
+    must not be a file that somebody else has put there for us.
     """
     return _ordinary(os.open(path, _TO_READ), path, of_anyone=False)
 
@@ -301,7 +301,7 @@ def others_who_write(directory: Path) -> str:
 
 
 def _is_trusted(found: os.stat_result, path: Path) -> bool:
-    """Ours or root's; for root, also that of the owner of the directory, whose rights a command of root takes."""
+    """Ours or root's; for root, also the directory owner's, whose rights a command run by root takes on."""
     user = root_as_owner.current_user()
     return found.st_uid in (0, user) or (user == 0 and found.st_uid == path.parent.stat().st_uid)
 
@@ -326,7 +326,7 @@ def open_to_append(path: Path, mode: int) -> int:
 
 
 def _end_of_links(path: Path) -> Path:
-    """Where links of root lead. A link of somebody else is left for O_NOFOLLOW to refuse."""
+    """Where root's links lead. Anybody else's link is left for O_NOFOLLOW to refuse."""
     for _ in range(_MAX_LINKS):
         try:
             fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
 """SIGHUP, whose default action ends a process: none of our processes may end because of it.
 
-systemd does not start such a process again: to `Restart=on-failure`, SIGHUP is an ordinary end. `systemctl kill -s HUP`
+systemd does not start such a process again: for `Restart=on-failure`, SIGHUP is a clean exit. `systemctl kill -s HUP`
 and `pkill -HUP` send it to every process, including those that have no configuration to reload. Imports nothing large,
-because imports take most of the time of a start.
+because imports take up most of the startup time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EarlySignals:
         self._pass_on()
 
     def ignore(self) -> None:
-        """The process stops: to its very end, SIGHUP is ignored."""
+        """The process is stopping: SIGHUP is ignored until it has ended."""
         ignore_hangup()
         self.seen = False
 

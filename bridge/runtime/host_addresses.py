@@ -6,9 +6,9 @@ scanner, from being found. So callers share the lookup that is running, and look
 
 A name is looked up only for a new connection, so none is kept for longer than MAX_CONNECTION_AGE_S.
 
-A machine that is switched off does not refuse a connection, it is silent. So after a part of the time to connect, the
-next address is tried as well, and one that did not accept is tried last for a while. Otherwise a dead machine would
-keep mail from the others of the same name.
+A machine that is switched off does not refuse a connection; it is silent. So after part of the time allowed for
+connecting, the next address is tried as well, and one that did not accept is tried last for a while. Otherwise a dead
+machine would keep mail from the others of the same name.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from bridge.runtime.threads import Threads
 
 T = TypeVar("T")
 
-# Under constant load a connection is never idle for long. When its name gets another address, mail must not go to the
-# old one for as long as that accepts it (Postfix: smtp_connection_reuse_time_limit).
+# Under constant load a connection is never idle for long. When its name gets another address, mail must not keep going
+# to the old one just because that still accepts it (Postfix: smtp_connection_reuse_time_limit).
 MAX_CONNECTION_AGE_S = 300.0
 
 _AVOID_S = 30.0  # a machine that was switched off takes about as long to start again
@@ -49,9 +49,9 @@ class NameLookup:
     ) -> T:
         """Connect to the first of its addresses that accepts. Raises the last one's OSError.
 
-        The caller ends it after `limit_s`. An equal part of what the lookup leaves of that passes before the next
-        address is tried, or none if one fails. The addresses before it are not given up: over a slow line, all of them
-        may need longer than their part. `discard` closes a connection that nobody needs any more.
+        The caller ends it after `limit_s`. What the lookup leaves of that is divided equally among the addresses: the
+        next one is tried when a part has passed, or as soon as an attempt fails. Earlier attempts go on: over a slow
+        line, all of them may need longer than their part. `discard` closes a connection that nobody needs any more.
         """
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -96,7 +96,7 @@ class NameLookup:
 
 
 async def _first_made(trying: Iterable[asyncio.Task[T]], limit_s: float | None) -> asyncio.Task[T] | None:
-    """The first attempt that succeeds. None if one fails or the time is over; without a limit, if all have failed.
+    """The first attempt that succeeds. None if one fails or the time is up; without a limit, if all have failed.
 
     Raises what an attempt raised, unless it is an OSError.
     """

@@ -1,4 +1,4 @@
-"""Answers for clients of HTTP/1.0, which know no chunks.
+"""Answers for clients of HTTP/1.0, which do not support chunks.
 
 If this is wrong, such a client takes the sizes of chunks for content, or a body that was cut off for a whole one.
 """
@@ -17,8 +17,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 class UnchunkedForOldClients:
     """An application that sends a client of HTTP/1.0 no chunks: a body of unknown length ends with the connection.
 
-    RFC 9112 6.1 demands it, and uvicorn does not do it. A body that cannot be sent to its end must not look
-    complete, so the connection is then reset.
+    RFC 9112 6.1 requires it, and uvicorn does not do it. A body that cannot be sent to its end must not look complete,
+    so the connection is then reset.
     """
 
     def __init__(self, app: Any) -> None:
@@ -31,7 +31,7 @@ class UnchunkedForOldClients:
             async def send_while_open(message: Any) -> None:
                 try:
                     await send(message)
-                except RuntimeError:  # uvloop; of several requests at once, uvicorn tells only the last one of the end
+                except RuntimeError:  # uvloop; uvicorn marks only the last of several requests as disconnected
                     if not cycle.transport.is_closing():
                         raise
                     cycle.disconnected = True

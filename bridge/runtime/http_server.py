@@ -1,12 +1,12 @@
 """An HTTP server inside an event loop that it does not own.
 
-uvicorn expects to own the process: it handles the signals, and exits when a port is taken. Here it
-does neither: `HttpServer` runs any ASGI application on sockets that the caller has bound. It also
-limits what uvicorn leaves unlimited: the size and duration of a request's head, the number of its fields and of
-the requests that wait for an earlier answer (a few bytes each, which become kilobytes in memory), and the number of
-connections, of all clients and of each. Clients of HTTP/1.0 are `http_old_clients`'s. Knows neither the
-scanning service nor the admin endpoint. If this is wrong, a client that sends half a request holds a connection
-forever, or the body of one request is read as the next one.
+uvicorn expects to own the process: it handles the signals, and exits when a port is taken. Here it does neither:
+`HttpServer` runs any ASGI application on sockets that the caller has bound. It also limits what uvicorn leaves
+unlimited: the size and duration of a request's head, the number of its fields and of the requests that wait for an
+earlier answer (a few bytes each, which become kilobytes in memory), and the number of connections, in total and per
+client. `http_old_clients` deals with clients of HTTP/1.0. Knows neither the scanning service nor the admin endpoint. If
+this is wrong, a client that sends half a request holds a connection forever, or the body of one request is read as the
+next one.
 """
 
 from __future__ import annotations
@@ -245,9 +245,9 @@ class _Excess(Exception):
 class HttpConnection(HttpToolsProtocol):
     """Limits a request's head in size and time, ignores upgrades, and answers bad requests in the API's format.
 
-    RFC 9110 7.8: a server may ignore an Upgrade field. The parser cannot: it stops behind the head and leaves the body
-    unread, which would then be the next request (https://github.com/Kludex/uvicorn/issues/2722). So the head is read
-    a second time without the field. Java's HTTP client and `curl --http2` send it by default.
+    RFC 9110 7.8: a server may ignore an Upgrade field. The parser cannot: it stops after the head and leaves the body
+    unread, which would then be the next request (https://github.com/Kludex/uvicorn/issues/2722). So the head is read a
+    second time without the field. Java's HTTP client and `curl --http2` send it by default.
     """
 
     def __init__(
@@ -310,7 +310,7 @@ class HttpConnection(HttpToolsProtocol):
             self.refuse(431, "trailer_too_large", "the request trailer is too large")
 
     def _feed(self, data: memoryview) -> None:
-        """Have everything parsed; each request to upgrade makes the parser stop once."""
+        """Parse everything; each request to upgrade makes the parser stop once."""
         try:
             while (rest := self._parse(data)) is not None:
                 data = rest
@@ -336,7 +336,7 @@ class HttpConnection(HttpToolsProtocol):
         return None
 
     def _ends_within(self, data: bytes) -> bool:
-        """Whether a head under the limit ends in `data`: a fast client sends the body right behind it."""
+        """Whether a head under the limit ends in `data`: a fast client sends the body right after it."""
         end = data.find(b"\r\n\r\n")
         return end >= 0 and self._head_bytes - len(data) + end <= self._limits.max_head_bytes
 
@@ -392,7 +392,7 @@ class HttpConnection(HttpToolsProtocol):
     def check_deadlines(self) -> None:
         now = self.loop.time()
         if self._limits.unread_timeout_s and self._is_not_reading(now):
-            self.transport.abort()  # to close it would wait for the client
+            self.transport.abort()  # closing it would wait for the client
             return
         if self._rest_until is not None and now >= self._rest_until:
             self.transport.close()
@@ -409,7 +409,7 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.abort()
 
     def resume_writing(self) -> None:
-        self._unread = (0, 0.0)  # it has read, even if as much waits for it again when we look
+        self._unread = (0, 0.0)  # it has read, even if just as much is waiting for it when we look again
         super().resume_writing()
 
     def _is_not_reading(self, now: float) -> bool:

@@ -1,7 +1,7 @@
 """IP addresses as they are compared and counted.
 
 A dual-stack socket writes an IPv4 client as IPv6 (`::ffff:192.0.2.1`), and a zone (`fe80::1%eth0`) means something on
-one machine only. If some part took these for other addresses, a client would escape a list or a limit, or lose trust.
+one machine only. If any code took these for other addresses, a client would escape a list or a limit, or lose trust.
 """
 
 from __future__ import annotations

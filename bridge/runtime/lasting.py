@@ -18,7 +18,7 @@ _PAUSE_S = 5.0
 
 
 async def lasting(work: Callable[[], Coroutine[Any, Any, None]], name: str, pause_s: float = _PAUSE_S) -> None:
-    """Await `work()`; if it raises, again. `name` is for the log."""
+    """Await `work()`, and again whenever it raises. `name` is for the log."""
     while True:
         try:
             await work()

@@ -39,8 +39,8 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ].*)?", re.IGNORECASE)
 def parse(text: str, now: float | None = None, zone: tzinfo | None = None) -> float:
     """The Unix time of a moment, in this time zone or in the local one. Raises ValueError, which names the forms.
 
-    Nothing happened before 1970, and a year has four digits: what is further away is moved there, because databases
-    and calendars cannot express it.
+    Nothing happened before 1970, and a year has four digits: a moment outside this range is moved to its nearest end,
+    because databases and calendars cannot express it.
     """
     given = " ".join(text.lower().split())
     present = clock.time() if now is None else now

@@ -1,7 +1,7 @@
 """A NATS client that never falls back from TLS, and that fails at once if it cannot connect.
 
-A NATS server says in its first line, which is not encrypted, whether it wants TLS. The library believes it, even for
-a `tls://` URL: an attacker in between could remove that word, and would get the password and everything after it
+A NATS server says in its first line, which is not encrypted, whether it wants TLS. The library trusts that line, even
+for a `tls://` URL: an attacker in between could remove that word, and would get the password and everything after it
 (nats-py 2.16). If the URL says so, this client continues only over TLS.
 
 Without `allow_reconnect`, the library still tries a server that refuses connections again and again. This client
@@ -12,7 +12,7 @@ The library waits with `asyncio.wait_for`. Python 3.11: if the answer arrives at
 NATS' confirmation of the job held its client up for eight seconds. Here such a task is cancelled.
 
 If the library's `close` fails or is cancelled, or has begun because the connection was lost, the tasks of the
-subscriptions and the socket stay. This `close` always ends them.
+subscriptions and the socket remain. This `close` always ends them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A file that an operator names on the command line. It may be in a directory of another user, who plants links."""
+"""A file that an operator names on the command line. It may be in a directory of another user, who may plant links."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
 
 
 def _stream(path: Path) -> int | None:
-    """A pipe, a device, or what is open already (`/dev/stdout`), opened for writing. Raises OSError."""
+    """A pipe, a device, or something that is open already (`/dev/stdout`), opened for writing. Raises OSError."""
     if (own := _own(path)) is not None:  # opened again, a file would be written from its beginning
         return os.dup(own)
     if str(path.parent) == "/dev":

@@ -19,7 +19,7 @@ _PLAIN_ANSWERS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYE
 
 
 def reason(exc: BaseException) -> str:
-    """Empty if the exception says nothing, as a TimeoutError."""
+    """Empty if the exception says nothing, like a TimeoutError."""
     cause: BaseException | None = exc
     while cause is not None:
         if found := _own_reason(cause):

@@ -1,4 +1,4 @@
-"""Configuration keys that got another name: the old one is still read, for at least one minor version.
+"""Configuration keys that were renamed: the old name is still read, for at least one minor version.
 
 A file that worked with the last version must not stop the daemon after an upgrade. Each use of an old name gives a
 warning with file and line; the daemon logs it when it starts, and `check` shows it. Without this file, every rename

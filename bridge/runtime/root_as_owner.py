@@ -2,14 +2,14 @@
 
 The state directory belongs to the daemon's unprivileged user. That user can put a link, a second name of a file or
 another directory in place of anything in it, at any moment, and SQLite opens its files by name, the journals even
-later. So no look at a file before it is opened is enough. Instead, root's commands take the file system identity of the
-directory's owner (setfsuid(2)) before they open anything there: whatever a name leads to, they can do only what
-the owner may do. Files that are created belong to the owner.
+later. So checking a file before it is opened is not enough. Instead, root's commands take the file system identity of
+the directory's owner (setfsuid(2)) before they open anything there: whatever a name leads to, they can do only what the
+owner may do. Files that are created belong to the owner.
 
 The identity belongs to a thread, and new threads inherit it. `as_operator` goes back to root's rights for a file that
 the operator or the configuration names, such as a secret or the target of an export.
 
-Under systemd with DynamicUser, the owner cannot reach the directory outside of his service: /var/lib/private is closed
+Under systemd with DynamicUser, the owner cannot reach the directory outside of the service: /var/lib/private is closed
 to all but root. Then the right to read and search (CAP_DAC_READ_SEARCH) is kept: nothing can be written elsewhere, and
 what is read is checked as well (`durable_files`).
 """
@@ -60,7 +60,7 @@ def current_groups() -> frozenset[int]:
 def foreign_owner(path: Path) -> int | None:
     """The user other than root to whom this directory belongs, or the nearest one that exists, or a link on the way.
 
-    A directory further up does not count: a daemon of root may keep its mail below one, and root must get at it.
+    A directory further up does not count: a daemon run by root may keep its mail below one, and root must get at it.
     """
     found, unmapped = None, _unmapped_user()
     for place in _way(path):
@@ -71,7 +71,7 @@ def foreign_owner(path: Path) -> int | None:
 
 
 def foreign_parent(path: Path) -> Path | None:
-    """The directory above a directory of root that belongs to another user, who could put another in its place."""
+    """For a directory of root: the first one on its path that another user owns, who could thus replace it."""
     if foreign_owner(path) is not None:
         return None
     trusted = (0, _unmapped_user())
@@ -121,7 +121,7 @@ def _unmapped_user() -> int | None:
 def acting_for(directory: Path) -> Iterator[None]:
     """As root: with the rights of the user to whom this directory belongs, if that is not root.
 
-    For everybody else, and within the same command, it changes nothing. Raises OSError.
+    For everybody else, and inside another such block, it changes nothing. Raises OSError.
     """
     global _acting
     uid = foreign_owner(directory) if os.geteuid() == 0 and _acting is None else None

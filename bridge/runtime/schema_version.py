@@ -45,8 +45,8 @@ def migrate(connection: Connection, steps: Sequence[Step], table: str = "schema_
     Step n upgrades from version n to n + 1. Components that may share a database each have their own `table`.
     The transaction must be one of `writing` with a lock: several processes may start at the same time.
 
-    The table also says which is the oldest version whose programs may use the schema: during an upgrade, a program
-    that knows fewer steps starts again in a database that a newer one has already changed.
+    The table also says which is the oldest version whose programs may use the schema: during an upgrade, a program that
+    knows fewer steps can still start with a database that a newer one has already changed.
     """
     schema = Table(table, MetaData(), Column("version", Integer, nullable=False), Column(_OLDEST, Integer))
     schema.create(connection, checkfirst=True)
@@ -69,7 +69,7 @@ def migrate(connection: Connection, steps: Sequence[Step], table: str = "schema_
 
 
 def _add_rule(connection: Connection, table: str, *, is_needed: bool) -> bool:
-    """Add the column to a table from before there was one. Returns whether it is there now.
+    """Add the column to a table made before the column was introduced. Returns whether the table has it now.
 
     If no step was made, the tables can be used without it. So a backup that locks the table for hours, or a role that
     may only read and write rows, does not prevent a start; the next start tries again.

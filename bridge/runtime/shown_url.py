@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
-HIDDEN = "…"  # in no URL: a sink refuses it if what was shown is loaded
+HIDDEN = "…"  # in no real URL, so a sink refuses a URL that was copied from what was shown
 _PASSWORD = re.compile(r"(?i)([?&][^=&?]*password=)[^&#]*")
 _QUERY = re.compile(r"\?\S+")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def storable(value: Any) -> Any:
-    """The same, but texts without NUL, and with a question mark for what is not text."""
+    """The same, but with NULs removed from texts, and a question mark for anything that is not text."""
     if isinstance(value, str):
         return value if is_storable(value) else value.replace("\0", "").encode("utf-8", "replace").decode()
     if isinstance(value, list):

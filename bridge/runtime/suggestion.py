@@ -11,7 +11,7 @@ _WORD_SIMILAR = 0.5  # each word of a longer name: blocked-subjects is not a mis
 
 def nearest(given: str, known: Iterable[str], similar: float = _SIMILAR) -> str:
     """The most similar name, ignoring letter case; or the only one that begins like this; or ""."""
-    from difflib import get_close_matches  # only after a mistake
+    from difflib import get_close_matches  # needed only after a mistake
 
     names = {name.lower(): name for name in known}
     for found in get_close_matches(given.lower(), names, 3, similar):

@@ -63,7 +63,7 @@ def columns(title: str, rows: Sequence[tuple[str, int]], subtitle: str = "") -> 
 
 
 def _round_up(number: int) -> int:
-    """A number that four lines divide well."""
+    """A number that four grid lines divide into round steps."""
     scale = 1
     while True:
         for factor in (4, 8, 12, 20, 28):

@@ -40,7 +40,7 @@ class Schema:
     lock: int  # serialises migrations and, unless they need none, writers in PostgreSQL, as SQLite does by itself
     error: type[BridgeError]  # raised if the database cannot be used
     synchronous: str = "FULL"  # in SQLite: NORMAL loses the last moments in a power cut, but not in a crash
-    connections: int = 5  # to a server; for a moment, twice as many
+    connections: int = 5  # to a server; briefly, twice as many
 
 
 class Tables:

@@ -50,7 +50,7 @@ class Threads:
         return asyncio.wrap_future(self.submit(work))
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Queue it. Raises OSError if too much waits; RuntimeError without a thread, and the work remains queued."""
+        """Queue it. Raises OSError if too much waits; RuntimeError if no thread can start: then it stays queued."""
         if self._process != os.getpid():  # threads do not survive a fork, and another one may have held the lock
             self._submitting = threading.Lock()
             self._begin()

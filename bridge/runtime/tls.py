@@ -1,7 +1,7 @@
 """TLS settings of our servers, in one place so that listeners and the service cannot differ.
 
-TLS 1.2 and later; of 1.2 only suites with forward secrecy and authenticated encryption (RFC 9325 4.2): the others
-are CBC suites, which security scanners report as weak. Every TLS library of the last ten years supports these.
+TLS 1.2 and later; of 1.2 only suites with forward secrecy and authenticated encryption (RFC 9325 4.2): the others are
+CBC suites, which security scanners report as weak. Every TLS library of the last ten years supports the rest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Accepts connections that begin with a TLS handshake, and looks at them before it.
+"""Accepts connections that begin with a TLS handshake, and checks them before it.
 
 An event loop that is given a TLS context reports a connection only after its handshake. Until then, a client that sends
 nothing holds a descriptor for half a minute without being counted: strangers could take all descriptors of the process,

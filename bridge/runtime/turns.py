@@ -2,7 +2,7 @@
 
 A row for each kind of work holds who is doing it, until when, and the last result. Each caller says how old a result it
 accepts; the first caller after that takes the turn, with one conditional statement. A process that dies in the middle
-keeps others out only until its time is over. Time is the server's, because the clocks of machines differ.
+keeps others out only until its time is up. Time is the server's, because the clocks of machines differ.
 
 Everything is synchronous. If this is wrong, the work is done twice, or not for a while: use it only for work that may
 be repeated, such as counting.

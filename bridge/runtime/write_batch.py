@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-FEW = 32  # replies of one connection in one iteration; it may be read from as often
+FEW = 32  # replies of one connection in one iteration; the event loop may read from it as often
 
 
 class WriteBatch:

@@ -1,8 +1,8 @@
 """Loads a YAML file into a pydantic model and reports all mistakes together, each with file and line.
 
-No other file knows YAML; `config_mistakes` finds the words for a value that the model refuses. The loader is stricter
-than YAML 1.1: duplicate keys are errors, and everything except `true`, `false`, decimal numbers and `null` is text (so
-`no` is not False and `1:30` is not 90). Values are never printed, because they may be secrets.
+No other file knows YAML; `config_mistakes` words the messages about values that the model refuses. The loader is
+stricter than YAML 1.1: duplicate keys are errors, and everything except `true`, `false`, decimal numbers and `null` is
+text (so `no` is not False and `1:30` is not 90). Values are never printed, because they may be secrets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # `read` alone must be quick to import
 
 M = TypeVar("M", bound="BaseModel")
 
-CHECK_PATH = "check the path given with -c"  # the command line says how it was really given
+CHECK_PATH = "check the path given with -c"  # the command line replaces it with how the path was really given
 
 _ALIASED = 100_000
 _MAX_DEPTH = 200
@@ -99,9 +99,9 @@ def dump(data: object, width: float | None = 110) -> str:
 
 
 class _QuickLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The loader in C follows nested values with its own stack, and takes the process with it when that is used up.
+    """The loader in C follows nested values on its own stack, and crashes the process when that is used up.
 
-    It asks the resolver at the beginning and the end of each value. We need no resolver: we count.
+    It calls the resolver at the beginning and the end of each value. We need no resolver, so we count there.
     """
 
     def __init__(self, text: str, max_values: int | None) -> None:
@@ -285,7 +285,7 @@ def _open_bracket(exc: yaml.MarkedYAMLError) -> str:
     return f"; close the bracket that was opened on line {exc.context_mark.line + 1}"
 
 
-# The words of PyYAML in the commonest mistakes, and what to do.
+# PyYAML's words for the commonest mistakes, and what to do.
 _YAML_WORDS = {
     "mapping values are not allowed here": "a second colon on this line; put the value in quotes, or start a new line",
     "expected <block end>": "this line is indented differently from the other lines of its section; align them",
