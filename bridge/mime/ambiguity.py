@@ -69,7 +69,7 @@ def in_lines(data: Buffer) -> set[str]:
 
 
 def _line_ends(window: bytes) -> str | None:
-    others = window.replace(b"\r\n", b"")  # then bytes are found at once; to count CR, LF and CRLF takes longer
+    others = window.replace(b"\r\n", b"")  # then bytes are found at once; counting CR, LF and CRLF takes longer
     if b"\r" in others or (b"\n" in others and len(others) < len(window)):
         return "mixed"
     return "lf" if b"\n" in others else "crlf" if len(others) < len(window) else None
@@ -136,7 +136,7 @@ def in_quoted(data: Buffer, start: int, end: int) -> set[str]:
 
 
 def has_only_files(data: Buffer, start: int, end: int, *, is_quoted: bool) -> bool:
-    """Whether encoded files are the only thing that `in_text` or `in_quoted` has found there, and no fields of a part.
+    """Whether `in_text` or `in_quoted` has found only encoded files there, and no header fields of a part.
 
     No field says that these lines are encoded, so only programs that need no such field decode them, and the parts of
     the mail are not in doubt. Most often, they are not a file but a long link: the "=" of a soft line break looks like
@@ -224,7 +224,7 @@ def _in_disposition(value: str) -> frozenset[str]:
 
 
 def _in_pieces(names: Sequence[str]) -> set[str]:
-    """A piece of a value (`name*1*`) that occurs twice: there are as many orders as programs to put them together."""
+    """A piece of a value (`name*1*`) that occurs twice: every program puts the pieces together in its own order."""
     pieces = [(match[1], int(match[2])) for match in map(_PIECE.fullmatch, names) if match]
     return {"name-pieces"} if len(set(pieces)) != len(pieces) else set()
 

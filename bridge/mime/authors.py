@@ -1,8 +1,8 @@
 """The authors of a mail: all addresses that one mail program or another reads in its From fields.
 
-Programs show a malformed From as well as a correct one, and each in its own way. What our reading leaves over is
-searched for other addresses that a program may show (`shown_addresses`); if there are any, the field is not clear.
-If this is wrong, a sender can show a reader an author whose domain nobody asks, and whom no list blocks.
+Programs show a malformed From as well as a correct one, and each in its own way. What our reading leaves is searched
+for other addresses that a program may show (`shown_addresses`); if there are any, the field is not clear. If this is
+wrong, a sender can show a reader an author whose domain is never queried, and whom no list blocks.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _first_in_name(pieces: list[str]) -> list[str]:
 
 
 def _is_first_of_name(value: str, start: int, comma: int) -> bool:
-    """`"Smith (j@a.example)", Corp <d@c.example>`: a name with a comma, of which only a part is in quotes."""
+    """`"Smith (j@a.example)", Corp <d@c.example>`: a name with a comma, only part of which is in quotes."""
     name = _NAME_WITH_COMMENT.match(value, start, comma)
     return name is not None and name.end() == comma and _NAMED.match(value, comma + 1) is not None
 
@@ -200,10 +200,10 @@ def bare_addresses(value: str) -> list[str]:
 
 
 def _end_of_local(local: str) -> str:
-    """Of one that is longer than any on a list, the end, with a mark: the end alone might be on a list."""
+    """Of a local part longer than any on a list, the end, with a mark: the end alone might be on a list."""
     return local if len(local) <= _MAX_LOCAL else f"!{local[-_MAX_LOCAL:]}"
 
 
 def _end_of_host(host: str) -> str:
-    """Likewise, from the beginning of a label: the domains above this host are what they were."""
+    """Likewise, from the beginning of a label: the domains above this host are unchanged."""
     return host if len(host) <= _MAX_HOST else f"!.{host[-_MAX_HOST:].partition('.')[2]}"

@@ -1,4 +1,4 @@
-"""Base64: the usual reading, every other that mail programs have, and where it is found without a header field.
+"""Base64: the usual reading, all others that mail programs have, and where it is found without a header field.
 
 Nothing here raises, whatever the input, and all work is linear in its length. Lines and groups are decoded in blocks,
 because they may be millions (`bridge/mime/blocks.py`).
@@ -55,7 +55,7 @@ def _has_whole_groups(lines: bytes) -> bool:
 
 
 def _has_equal_lines(raw: bytes, others: bytes) -> bool:
-    """A quick test for what nearly all mail programs write: lines of one length, of which the last may be shorter."""
+    """A quick test for what nearly all mail programs write: lines of one length, the last of which may be shorter."""
     step = raw.find(b"\n") + 1
     if step < 2:
         return False
@@ -109,7 +109,7 @@ def _whole_and_by_lines(text: bytes) -> tuple[bytes, ...]:
 
 
 def _has_only_base64(lines: bytes) -> bool:
-    """A quick test for `_are_base64` of each line: nearly all that is asked for is a file, in a fifth of the time."""
+    """A quick test for `_are_base64` of each line, in a fifth of the time: nearly all that is tested is a file."""
     return not lines.replace(b"\r\n", b"\n").translate(None, _BASE64_OR_PAD + b"\n")
 
 
@@ -153,7 +153,7 @@ class UnbrokenBase64:
 
 
 class _Decoded:
-    """What a decoder makes of a text from any place on. It starts again wherever the text is cut."""
+    """What a decoder makes of a text from any place to its end. It starts again wherever the text is cut."""
 
     def __init__(self, text: bytes, cut: re.Pattern[bytes], decode: Callable[[bytes], bytes]) -> None:
         self._text, self._decode = text, decode
@@ -174,7 +174,7 @@ class _Decoded:
         return first + self._content[self._places[following] :]
 
 
-_SMALL_BLOCK = 1024  # bytes: as much is decoded again for each place
+_SMALL_BLOCK = 1024  # bytes: up to this much is decoded again for each place
 
 
 def base64_runs(text: bytes) -> list[bytes]:
@@ -186,7 +186,7 @@ def base64_runs(text: bytes) -> list[bytes]:
 
 
 def since_long_lines(runs: Iterable[bytes]) -> list[bytes]:
-    """These lines, and those from the first long one of each on: what precedes it may be words. Each once."""
+    """Each run of lines, and each from its first long line on: what precedes that may be words. No duplicates."""
     found: dict[bytes, None] = {}
     for run in runs:
         line = _LONG_LINE.search(run)
@@ -292,7 +292,7 @@ def _is_base64_line(line: bytes) -> bool:
 
 
 def without_base64(text: bytes) -> bytes:
-    """The text without most of its Base64, for those who look for words: long lines between other such lines."""
+    """The text without most of its Base64, for callers that look for words: long lines between other such lines."""
     return _INNER_LINES.sub(b"", text)
 
 
@@ -327,7 +327,7 @@ def _in_lines(text: bytes) -> Iterator[bytes]:
 
 
 def _restarted(padded: bytes) -> bytes:
-    """Starts again after each padding. There is nothing but Base64 and padding, here and below."""
+    """Starts again after each padding. The input has nothing but Base64 and padding, here and below."""
     pieces = (filter(None, block.split(b"=")) for block in blocks(padded, BEFORE_EQUALS))
     return b"".join(map(_one_by_one, pieces))
 
@@ -391,7 +391,7 @@ def _without_padding(groups: bytes) -> bytes:
 
 
 def _padded_groups(groups: bytes) -> bytes:
-    """Padding as the letter that means zero; as many letters less as it shortens the result."""
+    """Padding as the letter that means zero; the group is shortened by as many letters as it has padding."""
     padding = groups.count(b"=")
     if not padding:
         return groups

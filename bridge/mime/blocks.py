@@ -13,7 +13,7 @@ from typing import AnyStr
 BLOCK = 64 * 1024  # bytes, or characters; a multiple of 4, for groups of Base64
 AFTER_LF = re.compile(rb"\n")
 AFTER_SPACE = re.compile(rb"[ \t\n\r\f\v]")  # as `bytes.split` does
-BEFORE_EQUALS = re.compile(rb"()=")  # up to its group; to search for "(?==)" takes fifty times as long (Python 3.11)
+BEFORE_EQUALS = re.compile(rb"()=")  # up to its group; searching for "(?==)" takes fifty times as long (Python 3.11)
 
 
 def blocks(text: AnyStr, cut: re.Pattern[AnyStr], size: int = BLOCK) -> Iterator[AnyStr]:

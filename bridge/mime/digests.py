@@ -1,4 +1,4 @@
-"""Sizes and hashes of the parts of one mail, for a page that shows them: as many as can be had in a second or two.
+"""Sizes and hashes of the parts of one mail, for a page that shows them: as many as a second or two allows.
 
 A mail may consist of tiny lines, which take long to decode, or of messages within messages, which contain the same
 bytes thirty times. Beyond the bound, a part has no hash, and its size is that of its encoded content.

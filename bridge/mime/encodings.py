@@ -51,7 +51,7 @@ def decoded_blocks(raw: bytes, encoding: str) -> Iterator[bytes]:
 
 
 def readings(raw: bytes) -> Iterator[bytes]:
-    """The results of all decoders but quoted-printable, whichever encoding the mail declares; without repetitions."""
+    """The results of all decoders except quoted-printable, whichever encoding the mail declares; without duplicates."""
     seen: set[bytes] = {b""}
     for content in _all_readings(raw):
         if len(content) >= _WORTH_READING and content not in seen:
@@ -111,7 +111,7 @@ def embedded(raw: bytes) -> Iterator[bytes]:
 
 
 def embedded_names(raw: bytes) -> Iterator[bytes]:
-    """What stands where the names of these files do: the rest of a line, or a field of BinHex."""
+    """What stands in the place of these files' names: the rest of a line, or a field of BinHex."""
     if has_begin(raw):
         yield from (match[1] for match, has_data in _uu_begins(raw) if has_data)
         if has_word(_UU64, raw, 0, len(raw)):
@@ -152,7 +152,7 @@ _MODE_FOLLOWS = re.compile(rb"begin[ \t]+-?[0-9]{1,9}[ \t]", re.IGNORECASE)
 _END_LINES = (b"`", b"+", b"end")
 _NO_UU = bytes(set(_EVERY) - set(range(32, 97)))
 _ENTITY = re.compile(rb"&(?:lt|gt|amp|quot|#)", re.IGNORECASE)
-_NEAR = 1024  # bytes in which lines of data must follow a "begin" in the middle of a line
+_NEAR = 1024  # bytes within which lines of data must follow a "begin" in the middle of a line
 _LONGEST_LINE = 4096  # bytes of a line of data, with every character escaped; one has 88 characters
 _STEP = 1024 * 1024
 
@@ -188,7 +188,7 @@ def places(word: bytes, data: bytes | mmap.mmap, start: int, end: int) -> Iterat
 
 
 def _begins(data: bytes | mmap.mmap, found: Iterable[int], end: int) -> Iterator[re.Match[bytes]]:
-    """The matches of `_ANY_BEGIN` at these places, of which none begins within another."""
+    """The matches of `_ANY_BEGIN` at these places, none of which begins within another."""
     after = 0
     for at in found:
         match = _ANY_BEGIN.match(data, at, end) if at >= after else None
@@ -198,7 +198,7 @@ def _begins(data: bytes | mmap.mmap, found: Iterable[int], end: int) -> Iterator
 
 
 def has_uu_data(data: bytes | mmap.mmap, start: int, end: int) -> bool:
-    """Whether a line begins with "begin" and a mode, or lines that decode follow one with "begin"."""
+    """Whether a line begins with "begin" and a mode, or one with "begin" is followed by lines that can be decoded."""
     for at in places(b"begin", data, start, end):
         if _UU64_BEGIN.match(data, at, end):
             return True
@@ -223,7 +223,7 @@ class _DataLines:
     def has_one(self, begin: int, first: int, limit: int) -> bool:
         """Whether a line of data starts at `first` or later, but before `limit`. `begin` is in the line above.
 
-        From call to call, `begin` and `first` become larger.
+        From call to call, `begin` and `first` increase.
         """
         if self._found >= first:
             return self._found < limit
@@ -277,7 +277,7 @@ def _up_to_end(raw: bytes, start: int, limit: int) -> bytes:
 def _data_in(line: bytes, after_one: bool) -> tuple[bool, bool]:
     """Whether a line is data, and whether the next one may be because of it.
 
-    Some programs take any characters, as prose has them too; so there must be two lines.
+    Some programs accept any characters, even those of prose, so there must be two lines.
     """
     text = line.rstrip(b"\r")
     if not text.strip():
@@ -299,7 +299,7 @@ def _is_like_data(line: bytes) -> bool:
 
 
 def _is_uu_line(line: bytes) -> bool:
-    """Of the length that its first character says; of a long line, spaces at the end may be missing."""
+    """Whether it has the length that its first character gives; a long line may lack spaces at its end."""
     length = line[0] - 32
     needed = -(-length // 3) * 4
     least = needed if length < 15 else needed // 2
@@ -358,7 +358,7 @@ def _other_uu_readings(raw: bytes) -> Iterator[bytes]:
 def _uu_decoded(raw: bytes, *, is_certain: bool, any_first: bool = False) -> Iterator[bytes]:
     for block in line_blocks(raw):
         lines = block.splitlines()
-        # Very short lines repeat each other.
+        # Very short lines are often equal.
         decoded = {line: _uu_line(line, is_certain, any_first) for line in set(lines)}
         yield b"".join([decoded[line] for line in lines])
 

@@ -44,7 +44,7 @@ def matter(content: bytes) -> bool:
 
 
 def matter_in_mail(mail: bytes, unquoted: bytes | None) -> bool:
-    """As `matter`, for a whole mail that is ambiguous, and what it is with all quoted-printable decoded, if it has any.
+    """As `matter`, for a whole ambiguous mail, and for its form with all quoted-printable decoded, if it has any.
 
     There, `reason=100` becomes a control character as well.
     """

@@ -25,7 +25,7 @@ MAX_TEXT = 256 * 1024  # bytes of a part that are read as text
 MAX_ATTACHMENTS = 100
 _BREAKING = {"p", "div", "br", "tr", "li", "ul", "ol", "table", "h1", "h2", "h3", "h4", "h5", "h6", "blockquote", "hr"}
 _UNSEEN = {"script", "style", "title", "template"}
-_MAX_TAG = 4000  # characters of a tag in which its attributes are looked for
+_MAX_TAG = 4000  # characters of a tag that are searched for its attributes
 _LINE = re.compile(r"\r\n|\n|\r")
 _MARKUP = re.compile(r"[a-z/!?]", re.IGNORECASE)  # after <
 _TAG = re.compile(r"/?[a-z][a-z0-9]{0,20}", re.IGNORECASE)
@@ -57,7 +57,7 @@ class Reading:
 
 
 def read(mail: bytes, parts: PartList | None = None) -> Reading:
-    """`parts`: a list to fill, as `list_parts` does it. A mail may take a second to walk, so it is walked once."""
+    """`parts`: a list to fill, as `list_parts` does. A mail may take a second to walk, so it is walked once."""
     found, digests = Reading(), Digests(mail)
     texts: dict[str, str] = {}  # the first of each type that says something
     quoted_until = 0  # the end of an attached message: its texts are not those of this mail
@@ -129,7 +129,7 @@ def _pieces(line: str) -> Iterator[str]:
 
 
 def html_as_text(html: str) -> str:
-    """Without markup, scripts and styles; the address of a link is put behind its text."""
+    """Without markup, scripts and styles; the address of a link is put after its text."""
     pieces = "".join(_HtmlText(html).pieces())
     lines = (re.sub(r"[ \t\xa0]+", " ", line).strip() for line in pieces.split("\n"))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
@@ -179,6 +179,6 @@ class _HtmlText:
         return "\n" if tag.removeprefix("/") in _BREAKING else " " if tag == "td" else ""
 
     def _skip_past(self, mark: str) -> None:
-        """To the end, if it does not come: then no reader shows what follows."""
+        """To the end if there is none: then no reader shows what follows."""
         end = self._lower.find(mark, self._at)
         self._at = end + len(mark) if end >= 0 else len(self._html)

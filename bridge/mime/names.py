@@ -19,7 +19,7 @@ from bridge.mime.words import ODD, SWITCHING, as_text, codec_of, decode_words, d
 
 MAX_FIELDS = 2000  # fields in one mail, and
 MAX_BYTES = 1024 * 1024  # their length: with more, `everywhere` raises
-# Nothing here ends at a length: a name may be at the very end of a field, which `structure` reads whole.
+# Nothing here stops at a certain length: a name may be at the very end of a field, which `structure` reads whole.
 _PLAIN = re.compile(r"""[^;="]*;[ \t]*(?:file)?name="?([A-Za-z0-9_.-]+)"?""", re.IGNORECASE)  # nothing to disagree on
 _NAME = re.compile("name", re.IGNORECASE)
 _VALUE = re.compile(r"""[ \t]*("[^"\\]*(?:\\.[^"\\]*)*"?|[^;]*)""", re.DOTALL)
@@ -125,7 +125,7 @@ def titles(subject: str) -> set[str]:
     return {name[-_SHOWN:] for name in found if _TITLE_NAME.search(name)}
 
 
-_TITLE = 1000  # characters; programs read no longer one
+_TITLE = 1000  # characters; programs read no longer names
 _TITLE_SEPARATORS = re.compile(r"""[\s"'`;,:=<>()\[\]{}|\0]+""")
 _TITLE_NAME = re.compile(r"[^.@/]\.[A-Za-z0-9_-]{1,10}[.!?]?\Z")
 
@@ -152,7 +152,7 @@ def everywhere(data: bytes, charge: Callable[[int], object] = int, seen: set[byt
 
 
 def _fields(data: bytes) -> Iterator[re.Match[bytes]]:
-    """The matches of `_FIELD`. All have the word in their first line: found so in a 25th of the time (Python 3.11)."""
+    """The matches of `_FIELD`. Finding the word in their first lines takes a 25th of the time (Python 3.11)."""
     lower = data.lower()
     done = 0
     at = lower.find(b"content")
@@ -214,10 +214,10 @@ def _values(field: str) -> Iterator[_Value]:
 
 
 def _ended(values: Sequence[_Value]) -> Iterator[list[_Value]]:
-    """The values without quotes up to where they end for some: at one of `tokens.ENDS`, which depends on the program.
+    """Values without quotes up to where some programs end them: which of `tokens.ENDS` count depends on the program.
 
-    A program ends them at the first of several characters. That is the first of one of them, so each on its own is
-    enough for a value, but not for pieces, which may end at different ones.
+    A program ends them at the first of several characters. That is the first occurrence of one of them, so trying each
+    on its own is enough for a value, but not for pieces, which may end at different ones.
     """
     marks = tokens.ENDS.intersection("".join([value.text for value in values if value.is_open]))
     if "(" in marks:
@@ -266,12 +266,12 @@ def _loose(field: str) -> Iterator[str]:
 
 
 def _without_gaps(text: str) -> str:
-    """As programs read it that put its tokens together: `"a.e" "xe"`, `a.e xe` and `a.e >xe` are `a.exe`."""
+    """As read by programs that put its tokens together: `"a.e" "xe"`, `a.e xe` and `a.e >xe` are `a.exe`."""
     return _BETWEEN_TOKENS.sub(r"\1", _COMMENT.sub("", text)).replace('"', "")
 
 
 def _joined(pieces: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """The pieces put together: in their order, backwards, and by their numbers, of which some may occur twice."""
+    """The pieces put together: in their order, backwards, and by their numbers, some of which may occur twice."""
     values = [value for _, value in pieces]
     yield from _pieces_of(values)
     yield from _pieces_of(values[::-1])

@@ -85,7 +85,7 @@ _TO_HIGH = bytes(byte | 0x80 for byte in range(256))
 
 
 def _iso2022_cn(raw: bytes) -> str:
-    """Chinese characters are between SO and SI. Those that are not of GB 2312 are read as others of it."""
+    """Chinese characters are between SO and SI. Those that are not in GB 2312 are read as others that are."""
     shifted = _SHIFTED.sub(lambda match: match[1].translate(_TO_HIGH), raw)
     return shifted.decode("gb2312", "replace")
 

@@ -1,12 +1,12 @@
 """Every way to read an ambiguous mail: the objects that one mail program or another finds in it.
 
-Header fields are not trusted, because it is their meaning that is in doubt. A part may begin after any line
-that begins like a delimiter, and at any line that begins like a field which describes a part. Its content may
-begin after any line that could end a header section, and it ends at the next delimiter, or nowhere. It is
-decoded in every way that `encodings` knows. The result is more than any single program extracts, and
-much of it is noise; what matters is that nothing is missing. All work is charged to a budget in proportion
-to the size of the mail, and `TooMuch` means that it did not suffice. Bytes are a poor measure of work: a short line
-takes as long as a long one, so lines, signs and places are charged as well.
+Header fields are not trusted, because it is their meaning that is in doubt. A part may begin after any line that begins
+like a delimiter, and at any line that begins like a field which describes a part. Its content may begin after any line
+that could end a header section, and it ends at the next delimiter, or nowhere. It is decoded in every way that
+`encodings` knows. The result is more than any single program extracts, and much of it is noise; what matters is that
+nothing is missing. All work is charged to a budget in proportion to the size of the mail, and `TooMuch` means that it
+was not enough. Bytes are a poor measure of work: a short line takes as long as a long one, so lines, equals signs and
+places are charged as well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bridge.mime.structure import TooMuch
 MAX_STARTS = 5000  # places where a part may begin: with more, TooMuch
 MAX_BLANK = 8  # empty lines in one part that could end its header section: no program reads a header past more
 MAX_ODD = 8  # other lines that could
-MAX_HEAD = 256 * 1024  # bytes in which a header section must end
+MAX_HEAD = 256 * 1024  # bytes within which a header section must end
 _MAX_INDENT = 1000  # bytes of white space before a field; after more, it counts without a look
 
 # Lines end with LF here: `_texts` sees to that. Patterns that begin with a literal byte are much faster (Python 3.11).
@@ -77,7 +77,7 @@ _CRS_LF = re.compile(rb"\r+\n?|\n\r")
 
 
 # Work, in nanoseconds of CPU (Python 3.11 on a core of 3 GHz). They are charged, not measured, so that the same mail
-# gets the same answer everywhere. Each covers the worst that was found for it, so most mail takes far less time.
+# gets the same answer everywhere. Each covers the worst case that was found for it, so most mail takes far less time.
 BASE_WORK = 700_000_000
 WORK_PER_BYTE = 3500  # of the mail
 _BYTE = 10
@@ -86,7 +86,7 @@ _PADDING = 4000  # a "=": the beginning of an escape, the end of Base64
 _BEGIN = 10_000  # of uuencode
 _OBJECT = 15_000
 _START, _BODY = 15_000, 5000  # a place where a part may begin, and one where its content may
-_SEARCH = 8  # a byte in which lines are searched for
+_SEARCH = 8  # a byte that is searched for lines
 
 
 class Budget:
@@ -101,7 +101,7 @@ class Budget:
             raise TooMuch(limit)
 
     def take_object(self, content: bytes) -> None:
-        """Look at content that some program finds."""
+        """Inspect content that at least one program finds."""
         self.take(_OBJECT + 2 * _BYTE * len(content))
 
     def take_text(self, text: bytes) -> None:
@@ -179,10 +179,11 @@ def objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None = None) 
 
 
 def files_in_text(text: bytes, budget: Budget) -> Iterator[bytes]:
-    """What programs decode that need no header field for it, each once.
+    """What is decoded by programs that need no header field for it, each once.
 
-    Formats that mark their own beginning, and lines of Base64: those next to each other; and the long ones, also with
-    a few other characters, whatever is between them, to the end of the text and to each line that may be a delimiter.
+    Formats that mark their own beginning, and lines of Base64: adjacent ones; and all long ones, with whatever is
+    between them, up to the end of the text and up to each line that may be a delimiter. Long lines may contain a few
+    other characters.
     """
     text = b"\n" + text
     budget.take_text(text)
@@ -383,7 +384,7 @@ def _has_header_line(text: bytes, start: int, end: int) -> bool:
 
 
 def _odd_lines(pattern: re.Pattern[bytes], text: bytes, start: int, end: int, budget: Budget) -> list[int]:
-    """Where lines begin and end that are no part of a header section, until one follows another: that is the body."""
+    """Where lines that are not part of a header section begin and end, until two are adjacent: that is the body."""
     found: list[int] = []
     at, before = start, -1
     for match in islice(pattern.finditer(text, start, end), MAX_ODD):

@@ -1,8 +1,8 @@
 """HTML's character references (`&amp;`, `&#65;`), replaced. Nothing here raises, and all time is linear.
 
 A text with references has two readings. Within the value of an attribute, a reference never ends the value: there, what
-would end it is written as addresses write it (`&quot;` as `%22`). In the other reading it is the character itself,
-as in a page that is the value of an attribute of another one.
+would end it is written as in addresses (`&quot;` as `%22`). In the other reading it is the character itself, as in a
+page that is the value of an attribute of another page.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def _unescape(text: str) -> str:
 
 
 def _replaced(pattern: re.Pattern[str], replacement: Callable[[str], str], text: str) -> str:
-    """Python 3.11: to split and join takes half the time of `re.sub`, which calls back for each reference."""
+    """Python 3.11: splitting and joining takes half the time of `re.sub`, which calls back for each reference."""
     pieces = pattern.split(text)
     pieces[1::2] = map(replacement, pieces[1::2])
     return "".join(pieces)
 
 
 _BEFORE = re.compile("()&")
-# As in `html`, without what cannot begin with a name: in binary data, nearly all would be the first of its kind.
+# As in `html`, except for what cannot begin with a name: in binary data, nearly all of that would be new to the cache.
 _REFERENCE = re.compile(r"(&(?:#[0-9]+;?|#[xX][0-9a-fA-F]+;?|[a-zA-Z][a-zA-Z0-9][^\t\n\f <&#;]{0,30};?))")
 _character = lru_cache(2048)(html.unescape)
 

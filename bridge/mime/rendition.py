@@ -1,7 +1,7 @@
 """A plain mail made of the objects of an ambiguous one, for engines that read MIME themselves.
 
-An engine that scans whole mails would read the ambiguous mail in its own single way. This one it can
-read in only one way: one multipart, one boundary, every object in Base64.
+An engine that scans whole mails would read the ambiguous mail only in its own way. It can read this one in only one
+way: one multipart, one boundary, every object in Base64.
 """
 
 from __future__ import annotations

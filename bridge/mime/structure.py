@@ -109,7 +109,7 @@ class _Span(NamedTuple):
 
 
 def _read_part(data: Buffer, span: _Span, header_bytes: int, room: int) -> tuple[Part, int]:
-    """The part, and the work that this was. Raises TooMuch if it would be more than `room`."""
+    """The part, and the work that it took. Raises TooMuch if that would be more than `room`."""
     head, body, doubts = _split_head(data, span.start, span.end, header_bytes)
     part = Part(body, span.end, span.depth, content_type=span.default_type, doubts=doubts)
     if _LINE_WORK * head.count(b"\n") > room:
@@ -142,7 +142,7 @@ def _describe(part: Part, fields: list[tuple[str, str]]) -> None:
 
 
 def _name(part: Part, room: int, finds_all: bool) -> int:
-    """Find its names. Returns the work that this was; raises TooMuch if it would be more than `room`."""
+    """Find its names. Returns the work that it took; raises TooMuch if that would be more than `room`."""
     fields = [(name, value) for name, value in _described(part) if _may_name(name, value)]
     needed = sum(work(value) for _, value in fields) if finds_all else 0
     if needed > room:
@@ -174,7 +174,7 @@ _SHOWN = ("text/", "image/", "multipart/")
 
 
 def _split_head(data: Buffer, start: int, end: int, limit: int) -> tuple[bytes, int, set[str]]:
-    """The header section, the offset at which the body starts, and the reasons to doubt that all agree on it."""
+    """The header section, the offset at which the body starts, and the reasons why programs may not agree on it."""
     first = data[start : min(start + 2, end)]
     if first[:1] == b"\n" or first == b"\r\n":
         return b"", start + (1 if first[:1] == b"\n" else 2), set()
@@ -192,7 +192,7 @@ def _split_head(data: Buffer, start: int, end: int, limit: int) -> tuple[bytes, 
 
 
 _EMPTY_FOLD = re.compile(rb"\n[ \t]+\r?(?:\n|$)")
-# A field (its name, space before the colon, and its value, folded) or a line that is none.
+# A field (its name, space before the colon, and its value, folded) or a line that is not a field.
 _FIELD = re.compile(r"([!-9;-~]+)([ \t]*):([^\n]*(?:\n[ \t][^\n]*)*)\n?|([^\n]*)\n?")
 
 

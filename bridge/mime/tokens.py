@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 
-# For one program or another; the last one is of RFC 2231.
+# For one program or another; the last one is from RFC 2231.
 ENDS = frozenset({*map(chr, range(0x21)), "\x7f", *'()<>@,:\\"/[]?=*'})
 _END = re.compile(f"[{re.escape(''.join(sorted(ENDS)))}]")
 _COMMENT_PIECE = re.compile(r"\\.|[()]|[^()\\\s]+", re.DOTALL)
 
 
 def first(text: str) -> str:
-    """The value up to the first of these characters, behind comments."""
+    """The value up to the first of these characters, after any comments."""
     return until_end(after_comments(text)) if _END.search(text) else text
 
 
@@ -24,7 +24,7 @@ def until_end(text: str) -> str:
 
 
 def after_comments(text: str) -> str:
-    """What follows comments at the beginning of a text, which may contain others."""
+    """What follows any comments at the beginning of a text; comments may be nested."""
     depth = 0
     for match in _COMMENT_PIECE.finditer(text):
         if match[0] in ("(", ")"):

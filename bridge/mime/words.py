@@ -1,9 +1,9 @@
 """Text in mail: charsets and RFC 2047 encoded words, read leniently; nothing here raises, and all time is linear.
 
 The sender chooses the name of a charset, so a name never reaches Python's own search for codecs: that search also finds
-codecs that are not charsets or take quadratic time, and it remembers every unknown name forever. Only the
-charsets in a fixed table are decoded. Text in any other is read as Latin-1, in which ASCII is ASCII. What switches
-between the halves of a charset (ISO 2022) is removed from every text: programs that do so do not show it.
+codecs that are not charsets or take quadratic time, and it remembers every unknown name forever. Only the charsets in a
+fixed table are decoded. Text in any other is read as Latin-1, in which ASCII is ASCII. What switches between the halves
+of a charset (ISO 2022) is removed from every text: programs that switch do not show it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bridge.mime.encodings import decode
 
 _MAX_SUBJECT = 200  # characters
 
-# Python's names of the codecs that are charsets: with one byte for each character, with more, and those in which
-# ASCII is not written as ASCII.
+# Python's names for the codecs that are charsets: with one byte for each character, with more, and those in which ASCII
+# is not written as ASCII.
 _ONE_BYTE, _MORE_BYTES, UNICODE, EBCDIC = (
     frozenset(names.split())
     for names in (
@@ -99,7 +99,7 @@ _MAX_CHARSET = 60  # characters; a longer name is not in the table
 
 
 def codec_of(charset: str) -> str:
-    """Python's name of a charset in the table; Latin-1 for every other."""
+    """Python's name for a charset in the table; Latin-1 for every other."""
     return codecs_of(charset)[0]
 
 
@@ -207,7 +207,7 @@ def is_known(charset: str) -> bool:
 
 
 def readings_of_words(text: str) -> list[str]:
-    """What programs make of encoded words: to some, a question mark within one means that it is none."""
+    """What programs make of encoded words: to some, a question mark within one means that it is not one."""
     return list(dict.fromkeys((decode_words(text), decode_words(text, strict=True)))) if "=?" in text else [text]
 
 
