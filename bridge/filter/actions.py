@@ -41,7 +41,7 @@ from bridge.runtime import durable_files
 
 log = logging.getLogger(__name__)
 
-_TAKE_BACK_S = 5.0  # how long a reply may wait until a copy is removed
+_TAKE_BACK_S = 5.0  # how long a reply may wait for the removal of a copy
 
 
 class Actions:

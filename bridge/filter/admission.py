@@ -33,7 +33,7 @@ class SlotCount(Protocol):
         """The exact number."""
 
     def glance(self) -> int:
-        """The number as far as it is known without waiting for other processes."""
+        """The number, as far as is known without waiting for other processes."""
 
     def take_one(self, limit: int) -> int | None:
         """Count one more mail and return the number before it; None, and no change, at the limit."""
@@ -80,7 +80,7 @@ class Admission:
         return self._slots.glance() >= self.settings.max_in_processing
 
     def glance(self) -> int:
-        """Mail in processing, as far as it is known without waiting; only `enter` is exact."""
+        """Mail in processing, as far as is known without waiting; only `enter` is exact."""
         return self._slots.glance()
 
     def lets_in(self, limit: int, now: float) -> bool:

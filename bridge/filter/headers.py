@@ -25,8 +25,8 @@ _COMMENT = re.compile(r"[^\x21-\x27\x2a-\x5b\x5d-\x7e]")  # printable, without (
 _SUBJECT = re.compile(rb"subject:([^\r\n]{0,800}(?:\r\n[ \t][^\r\n]{0,800}){0,9})", re.IGNORECASE)
 _MESSAGE_ID = re.compile(rb"message-id:(?:\r\n[ \t]|[ \t])*+([^\r\n]*+)(?:\r\n|$)", re.IGNORECASE)
 _MAX_VALUE = 900  # RFC 5322 2.1.1: a line has at most 998 characters
-# Bytes. Thousands of records wait to be written, and the history remembers the ids of deferred mail for days. Both are
-# more than anybody is shown.
+# Bytes. Thousands of records wait to be written, and the history remembers the ids of deferred mail for days. Both
+# limits are above what is ever shown.
 _MAX_MESSAGE_ID, _MAX_SUBJECT = 2050, 800
 
 Fields = tuple[tuple[str, str], ...]
@@ -59,7 +59,7 @@ class HeaderEditor:
         return stripped if stripped is not head else None
 
     def is_hidden(self, message: Message, head: bytes, lower: bytes) -> bool:
-        """Whether one of our fields cannot be removed: it begins or ends behind `head`, which was cut at its limit.
+        """Whether one of our fields cannot be removed: it begins or ends after `head`, which was cut at its limit.
 
         `head` is that of the message, as it came or without fields that others have removed; `lower` is in lower case.
         """

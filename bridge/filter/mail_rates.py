@@ -4,9 +4,9 @@ Checking a mail is a look-up in dictionaries. The counts of the others arrive ab
 (`bridge.daemon.rate_exchange`), so all of them together may let in a little more than the limit. While the database is
 slow or unavailable, this process continues with its own counts: mail never waits for it.
 
-The last minute is estimated from the current calendar minute and a part of the previous one, so that a client cannot
-send twice the limit around the turn of a minute. If this is wrong, a client's mail is deferred for no reason, or one
-client takes the capacity of all others.
+The last minute is estimated from the current calendar minute and part of the previous one, so that a client cannot send
+twice the limit around the turn of a minute. If this is wrong, a client's mail is deferred for no reason, or one client
+takes the capacity of all others.
 """
 
 from __future__ import annotations

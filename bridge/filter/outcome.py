@@ -60,7 +60,7 @@ class Record:
     rule: str = ""  # the rule that decided, in shadow mode the one that would have: see `rule_names`
     unscanned: str = ""  # why the mail was handed on without a decision
     is_kept: bool = False  # it is in our quarantine, alone or as a copy
-    doubts: tuple[str, ...] = ()  # why the structure of the mail is ambiguous, where the listener asks
+    doubts: tuple[str, ...] = ()  # why the structure of the mail is ambiguous, if the listener asks for it
     subject: bytes = b""  # from the mail's own header, as it is written there
     scanner: str = ""  # the URL of the host that was asked last
     answer: Outcome | None = None  # for the client, if this is the record of some of the recipients only

@@ -82,7 +82,7 @@ class PersonalLists:
     tenant_rules: Mapping[str, PersonalRules] = field(default_factory=dict)
 
     def concern(self, envelope: Envelope) -> bool:
-        """Whether a recipient of this mail may have entries: for nearly all mail the only question."""
+        """Whether a recipient of this mail may have entries: for nearly all mail, the only check."""
         table = self.source.table
         if table.is_empty:
             return False
@@ -125,7 +125,8 @@ class PersonalLists:
     def _match(self, kind: str, recipient: str, blocking: Sequence[str], allowing: Sequence[str]) -> str | None:
         """The entry of this kind that counts for the recipient: a block, unless the allow is narrower.
 
-        A mail server may deliver another spelling to the same person, so it is blocked as well. It allows nothing.
+        A mail server may deliver mail for another spelling to the same person, so a block of that spelling counts as
+        well; an allow does not.
         """
         own, *others = spellings_of_recipient(recipient)
         found = self._match_spelling(kind, own, blocking, allowing)

@@ -1,7 +1,7 @@
 """The counts of mail by client and minute, in the database that bridges or workers share.
 
-Each process adds what it has counted and reads the sums, in one transaction, about once a second. There is one row for
-a client and minute, whatever the number of bridges; rows that are older than two minutes are removed. The minutes are
+Each process adds what it has counted and reads the sums, in one transaction, about once a second. There is one row per
+client and minute, whatever the number of bridges; rows that are older than two minutes are removed. The minutes are
 those of the server's clock. Everything is synchronous.
 """
 

@@ -2,8 +2,8 @@
 
 A token's codes are marked as used before the mail is handed on, and given back if it was not delivered but the mail
 server will send it again: not after a 5xx, which sends the mail, and its token, back to the sender. If we crash in
-between, they stay used: the mail is scanned when it comes again. If the database fails, no token is accepted. In doubt,
-a mail is scanned.
+between, they stay used: the mail is scanned when it comes again. If the database fails, no token is accepted. If in
+doubt, we scan the mail.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bridge.runtime.threads import Threads
 
 log = logging.getLogger(__name__)
 
-_GIVE_BACK_S = 5.0  # how long a reply may wait until a token is given back
+_GIVE_BACK_S = 5.0  # how long a reply may wait for a token to be given back
 _threads = Threads("release-tokens")
 
 
@@ -34,7 +34,7 @@ class ReleasedMail:
         self._used = used
 
     async def accept(self, tx: Transaction, head: bytes) -> Token | None:
-        """The valid, unused token of this mail, from now on used; None if it has none.
+        """The valid, unused token of this mail, which is now marked as used; None if it has none.
 
         A forged token costs no more than a look at the header section. The mail is read only for a token that our key
         made, in a thread and within its deadline.
@@ -65,7 +65,7 @@ class ReleasedMail:
         return token if is_accepted else None
 
     async def settle(self, token: Token, tx: Transaction, outcome: Outcome | None) -> None:
-        """Give back the codes of the recipients for whom the mail will come again. No outcome: for all."""
+        """Give back the codes of the recipients for whom the mail will come again; without an outcome, of all."""
         codes = [token.codes[address] for address in _expected_again(tx, outcome)]
         if not codes:
             return

@@ -1,4 +1,4 @@
-"""What the scanner is told about one mail besides its content: the envelope, and the client as far as it is known."""
+"""What the scanner is told about one mail besides its content: the envelope, and what is known about the client."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Slots:
         limit = self._admission.settings.max_in_processing
         if self._limit is not None:
             limit = min(limit, self._limit.current)
-        # The scanner first: a mail that is refused must not count as one that was let in.
+        # Ask the scanner first: a mail that is refused must not count as one that was let in.
         return not self._scanner.is_saturated() and self._admission.lets_in(limit, monotonic())
 
     def is_open_before_content(self) -> bool:

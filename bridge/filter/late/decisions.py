@@ -5,9 +5,9 @@ when the client sends the same mail again, it is answered immediately; while the
 answered with another 451, and never scanned a second time. Until the scan ends, the mail holds its slot
 in admission, because the scanner is working on it, but not its content, which has been uploaded.
 
-One thread performs all store operations in order; mail never waits for a write. Most mail costs only
-the check of an empty set. If this is wrong, one mail gets another's decision; therefore the key is a
-strong hash of everything the scanner saw that the sender chose.
+One thread performs all store operations in order; mail never waits for a write. Most mail costs
+only the check of an empty set. If this is wrong, one mail gets another's decision; therefore the
+key is a strong hash of everything that the sender chose and the scanner saw.
 """
 
 from __future__ import annotations

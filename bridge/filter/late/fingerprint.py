@@ -4,7 +4,7 @@ The same tenant, sender and recipients, and the same content. Only one thing may
 writes a new Received field on top each time it passes the mail on, so the Received fields at the top are left out. They
 must be written exactly as servers write them; in a header section with a line that is not a field, nothing is left out,
 because readers disagree about what such a line belongs to, and could show what was left out. If this is wrong, a mail
-is delivered by another mail's decision.
+is delivered because of another mail's decision.
 
 Every part is hashed with its length in front, so that no part can imitate the end of another. There are two hashes: a
 short one of the envelope, cheap enough for every mail, and a strong one of the whole mail, computed only if the first
