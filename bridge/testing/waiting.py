@@ -10,8 +10,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# For a test of a deadline that passes after something has begun: on a busy machine, a short one passes before. Such a
-# test tries them in turn until the thing has begun.
+# For a test of a deadline that must pass after something has begun: on a busy machine, a short one passes too early.
+# Such a test tries these in turn until the thing has begun in time.
 DEADLINES_S = (0.1, 1.0, 10.0)
 
 
