@@ -66,7 +66,7 @@ class ConfigError(BridgeError):
 
 
 class ProtocolError(BridgeError):
-    """The peer broke its protocol. Its connection ends, others are not affected."""
+    """The peer broke its protocol. Its connection ends; others are not affected."""
 
 
 class ScanError(BridgeError):
