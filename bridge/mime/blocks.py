@@ -27,20 +27,27 @@ def blocks(text: AnyStr, cut: re.Pattern[AnyStr], size: int = BLOCK) -> Iterator
 
 
 def line_blocks(text: bytes, size: int = BLOCK) -> Iterator[bytes]:
-    """Blocks that end where `bytes.splitlines` sees the end of a line. A pattern for that takes long in a long line."""
-    at = 0
-    while at < len(text):
-        end = _line_end(text, at + size) if len(text) - at > size else len(text)
+    """Blocks that end where `bytes.splitlines` sees the end of a line. A pattern for that takes long in a long line.
+
+    No byte is searched twice for the same character: a text may have only one of the two, or neither.
+    """
+    at, feed, carriage_return = 0, -1, -1
+    while len(text) - at > size:
+        feed = _place(b"\n", text, at + size, feed)
+        carriage_return = _place(b"\r", text, at + size, carriage_return)
+        end = min(feed, carriage_return + (carriage_return + 1 == feed)) + 1
         yield text[at:end]
         at = end
+    if at < len(text):
+        yield text[at:]
 
 
-def _line_end(text: bytes, start: int) -> int:
-    feed = text.find(b"\n", start)
-    at = text.find(b"\r", start, feed if feed >= 0 else len(text))
-    if at < 0 or at + 1 == feed:
-        return feed + 1 if feed >= 0 else len(text)
-    return at + 1
+def _place(character: bytes, text: bytes, start: int, known: int) -> int:
+    """The first one from `start` on, or else the end of the text; `known`: what was found from an earlier place on."""
+    if known >= start:
+        return known
+    found = text.find(character, start)
+    return found if found >= 0 else len(text)
 
 
 def line_lists(text: bytes) -> Iterator[list[bytes]]:

@@ -69,6 +69,25 @@ def test_blocks_of_lines_end_where_a_pattern_finds_the_end_of_a_line(size: int) 
         assert list(line_blocks(text, size)) == expected
 
 
+class Searched(bytes):
+    """Counts the bytes that are searched."""
+
+    searched = 0
+
+    def find(self, what: bytes, start: int, end: int | None = None) -> int:  # type: ignore[override]
+        found = super().find(what, start, end)
+        self.searched += (found if found >= 0 else len(self) if end is None else end) - start
+        return found
+
+
+@pytest.mark.parametrize("lines", [b"a\n", b"a\r", b"a\r\n", b"a"])
+def test_blocks_of_lines_take_linear_time_whatever_ends_the_lines(lines: bytes) -> None:
+    """Each byte is searched at most once for each of the two characters that may end a line."""
+    text = Searched(lines * 5000)
+    assert b"".join(line_blocks(text, 10)) == text
+    assert text.searched <= 2 * len(text)
+
+
 @pytest.mark.parametrize("text", [b"", b"\n", b"a", b"a\n", b"\n" * (BLOCK + 1), b"a\n" * BLOCK, b"a\n" * BLOCK + b"b"])
 def test_lists_of_lines_are_all_lines(text: bytes) -> None:
     """Also the empty one after the last line end."""
