@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bridge.errors import ConfigError
-from bridge.mail.address import comparable_address, comparable_domain, domain_of, has_certain_domain
+from bridge.mail.address import KnownDomains, comparable_address, comparable_domain, domain_of, has_certain_domain
 from bridge.runtime import root_as_owner
 
 _MAX_STEPS = 10  # an alias of an alias of ...
@@ -46,7 +46,7 @@ class People:
     def __init__(
         self, domains: Iterable[str], exclude: Iterable[str] = (), aliases: Path | None = None, delimiter: str = ""
     ) -> None:
-        self._domains = frozenset(map(comparable_domain, domains))
+        self._domains = KnownDomains(map(comparable_domain, domains))
         self._excluded = frozenset(map(_comparable, exclude))
         self._path = aliases
         self._delimiter = delimiter

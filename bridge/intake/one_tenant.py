@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bridge.mail.address import domain_of
+from bridge.mail.address import KnownDomains, domain_of
 from bridge.mail.reply import Reply
 
 OTHER_TENANT = Reply(452, "4.5.3", "Recipients of another tenant: send to them in another transaction")
@@ -24,6 +24,10 @@ class RecipientGroups:
 
     by_domain: Mapping[str, Group] = field(default_factory=dict)
     default: Group = (None, 0)
+    known: KnownDomains = field(init=False, compare=False, repr=False)  # the domains in `by_domain`
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "known", KnownDomains(self.by_domain))
 
     def of(self, address: str) -> Group:
         return self.by_domain.get(domain_of(address), self.default)

@@ -19,8 +19,7 @@ import ipaddress
 import re
 import unicodedata
 from bisect import bisect
-from collections.abc import Collection
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import idna
 
@@ -80,7 +79,19 @@ def spellings_of_recipient(address: str) -> tuple[str, ...]:
     return (own,) if folded == own else (own, folded)
 
 
-def has_certain_domain(address: str, known: Collection[str] = ()) -> bool:
+class KnownDomains(frozenset[str]):
+    """The domains that something is configured for, ready to be compared."""
+
+    @cached_property
+    def first_labels(self) -> frozenset[str]:
+        """Names without a dot that some mail servers complete to one of them."""
+        return frozenset(domain.partition(".")[0] for domain in self if "." in domain)
+
+
+_NONE = KnownDomains()
+
+
+def has_certain_domain(address: str, known: KnownDomains = _NONE) -> bool:
     """Whether all mail servers deliver this recipient by the domain that `domain_of` finds.
 
     Many also take `%`, `!` and a quoted `@` in a local part for the real address, and complete one without a domain
@@ -110,7 +121,7 @@ def has_certain_domain(address: str, known: Collection[str] = ()) -> bool:
     return domain != "" and not _NO_NAME.search(domain) and not _may_be_another(domain, written, known)
 
 
-def _may_be_another(domain: str, written: str, known: Collection[str]) -> bool:
+def _may_be_another(domain: str, written: str, known: KnownDomains) -> bool:
     """Whether a mail server may take a domain, which is not one of the `known` ones, for one that is.
 
     Postfix folds case, and takes `stra\u00dfe.example` for its own domain `strasse.example`; for DNS, it has another
@@ -119,10 +130,7 @@ def _may_be_another(domain: str, written: str, known: Collection[str]) -> bool:
     if domain in known:
         return False
     readings = {domain} if written.isascii() else {domain, comparable_domain(written.casefold())}
-    return any(
-        reading in known or ("." not in reading and any(name.startswith(f"{reading}.") for name in known))
-        for reading in readings
-    )
+    return any(reading in known or reading in known.first_labels for reading in readings)
 
 
 def split_address(address: str) -> tuple[str, str]:

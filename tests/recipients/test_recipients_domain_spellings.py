@@ -20,7 +20,7 @@ from bridge.daemon import wiring
 from bridge.errors import ConfigError
 from bridge.intake.milter.mail import Limits, Mail
 from bridge.intake.one_tenant import RecipientGroups
-from bridge.mail.address import comparable_domain, domain_of, has_certain_domain
+from bridge.mail.address import KnownDomains, comparable_domain, domain_of, has_certain_domain
 from bridge.mail.message import Spool
 from bridge.matching import match, table
 from bridge.matching.table import Table, TableMaker
@@ -354,10 +354,10 @@ UNCERTAIN = [
 @pytest.mark.parametrize("address", CERTAIN + UNCERTAIN)
 def test_the_domain_of_a_recipient_is_certain_or_not(address: str) -> None:
     """Mail servers read a second address out of some local parts; ordinary mail has none of these."""
-    assert has_certain_domain(address, ("[2001:db8::1]",)) is (address in CERTAIN)
+    assert has_certain_domain(address, KnownDomains(["[2001:db8::1]"])) is (address in CERTAIN)
 
 
-KNOWN = ("strasse.test", comparable_domain("\u03bf\u03b4\u03bf\u03c3.test"), "host.internal", "local")
+KNOWN = KnownDomains(("strasse.test", comparable_domain("\u03bf\u03b4\u03bf\u03c3.test"), "host.internal", "local"))
 ANOTHER = [
     "v@stra\u00dfe.test",
     "v@STRA\u1e9eE.test",
@@ -388,8 +388,27 @@ NOT_ANOTHER = [
 def test_a_domain_that_the_mail_server_reads_as_another_one_got_no_tenant(address: str) -> None:
     """Postfix folds case as Unicode defines it, and completes names without a dot; the tenant was the default one."""
     assert has_certain_domain(address, KNOWN) is (address in NOT_ANOTHER)
-    assert has_certain_domain(address, (*KNOWN, domain_of(address))), "a domain of one's own is certain"
+    own = KnownDomains((*KNOWN, domain_of(address)))
+    assert has_certain_domain(address, own), "a domain of one's own is certain"
     assert has_certain_domain(address), "where no domain is known, it is no other one"
+
+
+class Counted(KnownDomains):
+    """Counts how often all of them are looked at."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.times += 1
+        return super().__iter__()
+
+
+def test_names_without_a_dot_are_not_compared_with_each_domain() -> None:
+    """With 50,000 domains, that took 20 ms for each recipient."""
+    known = Counted(KNOWN)
+    assert not any(has_certain_domain(address, known) for address in ANOTHER)
+    assert all(has_certain_domain(f"v@unknown{number}", known) for number in range(100))
+    assert known.times == 1
 
 
 SPELLINGS = [

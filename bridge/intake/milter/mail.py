@@ -149,7 +149,7 @@ class Mail:
         if isinstance(parsed, Reply):
             return parsed
         address, params = parsed
-        if self._limits.needs_domain and not has_certain_domain(address, self._limits.groups.by_domain):
+        if self._limits.needs_domain and not has_certain_domain(address, self._limits.groups.known):
             return UNCERTAIN_DOMAIN
         if self.recipients and (reply := self._limits.groups.refusal(self.recipients[0].address, address)) is not None:
             return reply

@@ -225,7 +225,7 @@ class SmtpServer:
     ) -> Any:
         """A mail belongs to one tenant and goes to one next hop, unless each recipient gets a reply."""
         groups = self.settings.groups
-        if groups.by_domain and self._filter.refuses and not has_certain_domain(address, groups.by_domain):
+        if groups.by_domain and self._filter.refuses and not has_certain_domain(address, groups.known):
             return self._filter.refuse_early(
                 self._describe(session), envelope.mail_from or "", address, UNCERTAIN_DOMAIN
             )
