@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 
 from bridge.api.changes import Changes
 from bridge.filter.changes import FieldEdit, changed_head, edits, too_many
+from bridge.filter.policy import TOO_MANY_FORGED, rule_of_refusal
 from bridge.mail.message import HEAD_LIMIT, Message, Spool
 from bridge.testing import RunningBridge, SmtpClient, running_bridge
+from tests.filter.smtp_kit import mail_lines
 from tests.rspamd_kit import RealRspamd, wanting
 
 HEAD = b"X-A: 1\r\nSubject: one\r\n two\r\nx-a : 2\r\nTo: b@example.org\r\nX-A: 3\r\n"
@@ -137,14 +140,22 @@ def test_a_field_to_be_removed_stayed_behind_a_long_header_section(tmp_path: Pat
         assert not bridge.next_hop.mails[-1].fields("X-Old")
 
 
-def test_spam_with_too_many_fields_to_remove_bounced_to_a_forged_sender(tmp_path: Path, rspamd: RealRspamd) -> None:
-    """After a queue, what we refuse is quarantined."""
+def test_spam_with_too_many_fields_to_remove_bounced_to_a_forged_sender(
+    tmp_path: Path, rspamd: RealRspamd, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a queue, what we refuse is quarantined, with the rule; the scanner's decision is in the mail log."""
     content = b"X-Old: x\r\n" * 501 + b"Subject: s\r\n\r\nbody\r\n"
     with running_bridge(tmp_path, {"scanner": scanner(rspamd)}, profile="postfix-content-filter") as bridge:
-        assert send(bridge, content, milter=MILTER).startswith(b"250 ")
+        with mail_lines() as lines, caplog.at_level(logging.INFO, "bridge"):
+            assert send(bridge, content, milter=MILTER).startswith(b"250 ")
         assert not bridge.next_hop.mails
         (kept,) = bridge.quarantined
         assert kept.read_bytes().endswith(content)
+    facts = json.loads(kept.with_suffix(".json").read_text())["facts"]
+    (line,) = lines
+    assert facts["reason"] == "refused" and facts["rule"] == line["rule"] == rule_of_refusal(TOO_MANY_FORGED)
+    assert (line["action"], line["decision"]) == ("quarantine", "deliver")
+    assert f"mail {line['id']}: quarantined instead of bounced: {TOO_MANY_FORGED}" in caplog.messages
 
 
 def test_shadow_mode_changes_nothing(tmp_path: Path, rspamd: RealRspamd) -> None:
