@@ -105,8 +105,17 @@ def test_two_daemons_that_start_at_the_same_time_removed_each_others_socket(
     made[0].close()
 
 
-def test_a_unix_socket_listened_before_it_had_the_mode_of_the_configuration(tmp_path: Path) -> None:
+def test_a_unix_socket_listened_before_it_had_the_mode_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its group could connect for a moment, whatever `unix_mode` said: every client of a unix socket is trusted."""
-    path = tmp_path / "bridge.sock"
+    path, modes, listen = tmp_path / "bridge.sock", [], socket.socket.listen
+
+    def with_mode(sock: socket.socket, backlog: int) -> None:
+        modes.append(stat.S_IMODE(path.stat().st_mode))
+        listen(sock, backlog)
+
+    monkeypatch.setattr(socket.socket, "listen", with_mode)
     with bind(Endpoint(path=str(path)), unix_mode=0o600):
+        assert modes == [0o600]
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
