@@ -87,9 +87,8 @@ class Limits(Section):
     max_errors: int = Field(
         20,
         ge=1,
-        description="Maximum number of bad commands in one session. If it is exceeded, the session ends with 421. "
-        "MAIL, RCPT, DATA, XFORWARD and XCLIENT from a trusted client do not count, because it may be passing on what "
-        "another client sent.",
+        description="Number of bad commands after which a session ends with 421. MAIL, RCPT, DATA, XFORWARD and "
+        "XCLIENT from a trusted client do not count, because it may be passing on what another client sent.",
     )
     command_timeout: Duration = Field(
         300.0, gt=0, description="Maximum time between commands. If it is exceeded, the session ends with 421."
