@@ -34,7 +34,7 @@ class Sockets:
         `name`: the key of the configuration that holds the address, for people.
         """
         key = _key(name, address)
-        # The others were closed by the servers that used them.
+        # Without those that were closed by the servers that used them.
         held = [sockets for sockets in self._held.pop(key, []) if all(sock.fileno() >= 0 for sock in sockets)]
         if not held:
             self._lent.discard(key)

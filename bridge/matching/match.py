@@ -30,7 +30,7 @@ def address(text: str) -> str:
 
 
 def recipient_spellings(text: str) -> tuple[str, ...]:
-    """The spellings of a recipient, each as `address` returns it: mail servers that may follow use different ones."""
+    """The spellings of a recipient, each as `address` returns it: mail servers differ in which of them are the same."""
     return spellings_of_recipient(text) if domain_of(text) else ()
 
 

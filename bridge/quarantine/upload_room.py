@@ -1,8 +1,8 @@
 """Room in memory for mail on its way to object storage, which takes a mail only in one piece.
 
-Mail in processing is on disk if it is large, but all of it would be in memory while the storage is slow: a few large
-mails at once, and the kernel kills us. So a mail waits here until there is room for it. The first to come is the first
-to be served, so that small mails do not keep a large one waiting.
+Large mail in processing is on disk, but all of it would be in memory while the storage is slow, and a few large mails
+at once could make the kernel kill us. So a mail waits here until there is room for it. Mails are served in the order in
+which they come, so that small ones do not keep a large one waiting.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ class UploadRoom:
     def __init__(self, size: int) -> None:
         self._size = size
         self._free = size
-        self._turn = asyncio.Lock()  # serves those who wait in their order
+        self._turn = asyncio.Lock()  # keeps the order of those who wait
         self._freed = asyncio.Event()
 
     @asynccontextmanager
     async def take(self, count: int) -> AsyncIterator[None]:
-        """Waits until there is room for this many bytes. More than there ever is gets all of it."""
+        """Wait until there is room for this many bytes. A mail that is larger than the whole room takes all of it."""
         count = min(count, self._size)
         async with self._turn:
             while self._free < count:

@@ -99,8 +99,8 @@ class Learned:
     def _current(self) -> tuple[dict[str, int], dict[str, Layer]]:
         """The versions and layers of all scopes. Those whose version has changed are read; deleted scopes are gone.
 
-        The version is read first: a vote in between is found next time. Changes nothing here: if it takes too long,
-        nobody waits for it any more, and the next one is under way.
+        The version is read first: a vote in between is found next time. The caller keeps the result: if this takes too
+        long, nobody waits for it any more, and the next reading has begun.
         """
         if time.monotonic() - self._expired_at > EXPIRE_INTERVAL_S:
             self._expired_at = time.monotonic()

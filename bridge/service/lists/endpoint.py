@@ -129,7 +129,7 @@ class ListsApi:
 
 
 class _Places:
-    """Places for the requests that are being answered."""
+    """Counts the requests that are being processed."""
 
     def __init__(self) -> None:
         self._taken = 0

@@ -24,7 +24,7 @@ from bridge.service.store import Store, StoreUnavailable
 
 POLL_INTERVAL_S = 0.5
 EXPIRE_INTERVAL_S = 3600.0
-_STOP_S = 5.0  # for what is being read
+_STOP_S = 5.0  # at the stop: for a reading that has begun
 BATCH = 1000  # changes applied before the event loop runs other tasks
 
 T = TypeVar("T")
@@ -118,7 +118,10 @@ class ListFollower:
                 await asyncio.sleep(0)
 
     async def _in_thread(self, work: Callable[[], T], answer_s: float | None = None) -> T:
-        """Wait until the work ends: there is one thread. After `answer_s`, the lists count as unreadable until then."""
+        """Wait until the work ends, because there is only one thread.
+
+        After `answer_s`, the lists count as unreadable until then.
+        """
         running = self._running = self._thread.run(work)
         if not (await asyncio.wait([running], timeout=answer_s))[0]:
             self._lost(no_answer())

@@ -162,7 +162,7 @@ def _all_agree(
 
 
 def _own_spelling(recipient: str) -> tuple[str, ...]:
-    """An entry that gets mail delivered is about this recipient only, however a mail server spells the address."""
+    """An entry that allows a sender applies to this spelling only, whatever others a mail server delivers to it."""
     return (comparable_address(recipient),)
 
 

@@ -42,7 +42,7 @@ def texts(text: str, part: Part) -> Iterator[str]:
 
 
 def values(text: str) -> Iterator[str]:
-    r"""As written, and with the escapes of texts replaced: a page has `https:&#47\;&#47\;host`. It is `unfolded`."""
+    r"""As written, and with the escapes replaced: a page has `https:&#47\;&#47\;host`. The text must be `unfolded`."""
     yield text
     if "\\" not in text:
         return
