@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import gzip
 import io
+import itertools
+import re
 import struct
 import zipfile
 import zlib
 
 import pytest
 
-from bridge.service.analysis.content import page_files, page_text
+from bridge.service.analysis.content import calendar_files, page_files, page_text
 from bridge.service.analysis.content.compressed_rtf import _DICTIONARY, decompressed
 from bridge.service.analysis.content.links import Links, NeedsProcess
 from bridge.service.analysis.inspection import Inspection, inspect
@@ -290,6 +292,21 @@ def test_a_file_in_the_page_of_an_invitation_was_missed() -> None:
     page = f'X-ALT-DESC;FMTTYPE=text/html:<a download="a.zip" href="data:application/zip\\;base64\\,{B64}">'
     line = f"BEGIN:VCALENDAR\r\nBEGIN:VEVENT\r\n{page}\r\nEND:VEVENT\r\n"
     assert "malware:eicar" in inspect(mail(line.encode(), Content_Type="text/calendar"), Limits()).tags
+
+
+@pytest.mark.parametrize("link", [r"https:&#47\;&#47\;nasty.example", r"https&#58\;\\\\nasty.example"])
+def test_a_link_in_the_page_of_an_invitation_led_to_another_host(link: str) -> None:
+    """Its references end with escaped semicolons, and slashes may be escaped backslashes."""
+    page = f'X-ALT-DESC;FMTTYPE=text/html:<a href="{link}/x">x</a>'
+    found = hosts(f"BEGIN:VCALENDAR\r\nBEGIN:VEVENT\r\n{page}\r\nEND:VEVENT\r\n", "text/calendar")
+    assert "nasty.example" in found and "asty.example" not in found
+
+
+def test_an_n_behind_an_escaped_backslash_in_an_invitation_was_taken_for_the_end_of_a_line() -> None:
+    r"""A host in `https\\:\\\\news.example` lost its first letter. In all texts of a few characters."""
+    for text in map("".join, itertools.product(r"\nN;x", repeat=6)):
+        expected = re.sub(r"\\([nN;\\])", lambda escape: "\n" if escape[1] in "nN" else escape[1], text)
+        assert list(calendar_files.values(text))[-1] == expected
 
 
 def test_one_small_mail_held_up_the_event_loop() -> None:

@@ -17,8 +17,15 @@ _DATA_ADDRESS = re.compile(r";\s*base64\s*,(.*)", re.IGNORECASE)  # RFC 2397: th
 _LINE_END = re.compile(r"[\r\n]+")  # nothing else: a form feed is not one, but may be between letters of Base64
 _FOLDED = re.compile(r"(?:\r\n?|\n)[ \t]")
 _FLOWED = re.compile(r" \r?\n")
+_BACKSLASH = "\uffff"  # in the place of an escaped one, while the others are replaced; no text has this code
 # RFC 5545 3.3.11; `\:` and `\"` are not in it, but programs write them.
-_ESCAPES = (("\\n", "\n"), ("\\N", "\n"), *((f"\\{sign}", sign) for sign in ';,:"\\'))
+_ESCAPES = (
+    ("\\\\", _BACKSLASH),
+    ("\\n", "\n"),
+    ("\\N", "\n"),
+    *((f"\\{sign}", sign) for sign in ';,:"'),
+    (_BACKSLASH, "\\"),
+)
 
 
 def files(text: str) -> Iterator[tuple[bytes, list[str]]]:
