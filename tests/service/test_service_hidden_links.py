@@ -95,6 +95,14 @@ MAILS = {
     ),
     "a table": attached(b'name,link\r\nx,"=HYPERLINK(""https://evil.example/x"")"\r\n', "a.csv"),
     "a page saved by Safari": attached(b"bplist00\xd1\x01" + bytes(3000) + ANCHOR, "a.webarchive"),
+    "a page saved by Safari, behind a long comment": attached(
+        b"<!--" + 3000 * b"x" + b"--><plist><dict><data>" + base64.b64encode(ANCHOR) + b"</data></dict></plist>",
+        "a.webarchive",
+    ),
+    "a page saved by Safari, behind a long comment in UTF-16": attached(
+        f"<!--{3000 * 'x'}--><plist><data>{base64.b64encode(ANCHOR).decode()}</data></plist>".encode("utf-16"),
+        "a.webarchive",
+    ),
     "a page saved by Safari, in XML": attached(
         b'<?xml version="1.0"?><plist version="1.0"><dict><key>WebResourceData</key><data>\n\t'
         + base64.b64encode(ANCHOR).replace(b"Z", b"&#90;")

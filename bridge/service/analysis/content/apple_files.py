@@ -25,7 +25,8 @@ _ENTRY_COST = 256  # work for each; the standard defines 15, but there may be 65
 _NAME_COST = 16  # work for each byte of the names, with each content
 _BINARY_HEADER = 128  # bytes, of MacBinary
 _MAX_NAME = 63
-_LIST_START = 2048  # bytes in which a property list says that it is one
+_LIST, _LIST_START = b"<plist", 2048  # how a property list says what it is, and bytes in which it usually does
+_XML = re.compile(rb"[\s\0\xef\xbb\xbf\xfe\xff]*+<")  # perhaps in UTF-16 or UTF-32
 _DATA = re.compile(rb"<data[^<>]*+>([^<]*+)<")
 
 
@@ -57,7 +58,13 @@ def apple_members(content: bytes, names: Collection[str], budget: Budget) -> Ite
 
 
 def is_property_list(content: bytes) -> bool:
-    return b"<plist" in content[:_LIST_START].replace(b"\0", b"")
+    """A long comment may precede it, but only what begins as XML is searched for that."""
+    start = content[:_LIST_START].replace(b"\0", b"")
+    if _LIST in start:
+        return True
+    if len(content) <= _LIST_START or _XML.match(content) is None:
+        return False
+    return _LIST in content or (len(start) < _LIST_START and _LIST in content.replace(b"\0", b""))
 
 
 def data_in_list(content: bytes) -> Iterator[bytes]:
