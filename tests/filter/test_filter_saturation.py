@@ -166,3 +166,24 @@ def test_the_throttle_ends_at_the_deadline(tmp_path: Path) -> None:
         assert bridge.daemon.admission.in_processing == 1  # the scan of the first mail continues
         gate.open()
         until(lambda: bridge.daemon.admission.in_processing == 0, "the scan to end")
+
+
+def test_a_client_that_goes_away_in_the_throttle_frees_its_slot(tmp_path: Path) -> None:
+    """Nothing was scanned, so no time of a scan is logged."""
+    admission = {"max_in_processing": 2, "throttle_threshold": 1, "throttle_max_delay": "1h"}
+    with running_bridge(tmp_path, {"admission": admission}) as bridge, mail_lines() as lines:
+        gate = Gate(bridge, answer(200, result()))
+        with Client(bridge) as first, Client(bridge) as second:
+            for client in (first, second):
+                client.begin()
+                client.say("DATA")
+            first.content()
+            gate.arrived()
+            second.content()
+            until(lambda: bridge.daemon.admission.in_processing == 2, "the second mail to wait")
+            second.close()
+            until(lambda: lines, "the line of the mail")
+            assert (lines[0]["action"], lines[0]["scan_ms"]) == ("cancelled", 0)
+            assert bridge.daemon.admission.in_processing == 1
+            gate.open()
+            assert first.read().startswith("250 ")
