@@ -171,8 +171,20 @@ def test_a_list_without_a_local_copy_is_said(tmp_path: Path, service: Service, w
     assert steps["list"][0]["entries"] is None and "no local copy" in steps["list"][0]["text"]
     if without == "tempfail":
         assert steps["rcpt"][0]["rule"] == "lists.without_copy" and steps["rcpt"][0]["reply"].startswith("451 4.3.0")
+        assert "so mail that it applies to is deferred" in steps["list"][0]["text"]
     else:
         assert steps["rule"][0]["action"] == "relay"
+        assert "so it is not enforced" in steps["list"][0]["text"]
+
+
+def test_a_list_of_mail_that_needs_no_scan_was_said_to_defer_mail(tmp_path: Path, service: Service) -> None:
+    """Without a local copy of it, mail is scanned."""
+    config = {"lists": section(service, without_copy="tempfail")}
+    with running_bridge(tmp_path) as bridge:
+        traces = Traces(tmp_path, bridge, config, lists={"skip_scan": ["allowed-senders"]})
+        steps = traces.steps("--from", "good@sender.example", "--to", "b@example.org", "--decision", "deliver")
+    assert "has no local copy, so it is not enforced" in steps["list"][0]["text"]
+    assert steps["scanner"][0]["asked"] and steps["rule"][0]["action"] == "relay"
 
 
 def test_a_damaged_local_copy_is_said(tmp_path: Path, service: Service) -> None:

@@ -44,7 +44,8 @@ def _told(setup: Setup, session: Session, asked: tuple[str, str | None, Copy | N
         return text, {**facts, "entries": None, "age_s": None, "entry": None, "problem": problem}
     if copy is None:
         lacks = setup.config.lists.without_copy if setup.config.lists else ""
-        effect = "mail that it applies to is deferred" if lacks == "tempfail" else "it is not enforced"
+        defers = lacks == "tempfail" and role != "skip_scan"  # without one of those, mail is scanned
+        effect = "mail that it applies to is deferred" if defers else "it is not enforced"
         text = f"List {name} {scope} ({role}) has no local copy, so {effect} (lists.without_copy: {lacks})."
         return text, {**facts, "entries": None, "age_s": None, "entry": None}
     found = _match(setup, session, asked, role)
