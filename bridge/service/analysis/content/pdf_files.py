@@ -39,7 +39,7 @@ _KEY = re.compile(rb"/(URI|URL|UF|F|DOS|Mac|Unix|JS|XFA)(?=[\s\0%(<\[])")
 _KEY_WORK = 100
 _PARENTHESES = re.compile(rb"\(++")
 _FORM_SCRIPT = re.compile(rb"<(?:script|[^\s<>/:]++:script)([^<]*+)", re.IGNORECASE)
-_ATTRIBUTES = re.compile(rb"""[^>"']*+(?:(?:"[^"]*+"|'[^']*+')[^>"']*+)*+""")
+_ATTRIBUTES = re.compile(rb"""[^>"']*+(?:(?:"[^"]*+"|'[^']*+')[^>"']*+)*""")
 _SCRIPT_WORK = 3  # for each byte of a script or a form
 _STRING = re.compile(rb"\(((?:[^()\\]|\\.)++)", re.DOTALL)  # to the end: a long user name may precede a host
 _HEX_STRING = re.compile(rb"<([0-9a-fA-F\s\0]{8,}+)>")
