@@ -6,8 +6,8 @@ IndexFailed, and storing the mail continues.
 
 Several processes read and write it (the daemon and the command line), on several machines if the
 database is PostgreSQL; the column `place` separates their mail. Each process has one connection, opened
-on first use. Writers do not wait for each other: rows are replaced by the row's key, and many of them in the order of
-their ids, so that two processes never wait for each other in a circle.
+on first use. Writers do not wait for each other: a row is replaced by its key, and several are replaced in the order of
+their ids, so that two processes never deadlock.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ class IndexFailed(StoreError):
 
 
 class RecordRefused(IndexFailed):
-    """The database does not take a record, because of what is in it. Others are not affected."""
+    """The database refuses a record because of its content. Other records are not affected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A mail and its recipients: each address as it came and, after a space, as it is compared if that differs."""
+    """A mail and its recipients: each address as it came and, if it differs, a space and the form that is compared."""
 
     id: str
     kept_at: float
@@ -102,7 +102,7 @@ class Index:
         self._finalizer: Any = None
         self._identity: tuple[int, ...] = ()  # device and inode of the open file, and our process id
         self._away_until = 0.0
-        self._refused: set[str] = set()  # ids of mails that were logged: each repair tries them again
+        self._refused: set[str] = set()  # ids of mails whose refusal was logged: each repair tries them again
 
     def another(self) -> Index:
         """The same index with its own connection, so that long operations do not block others."""
@@ -111,9 +111,9 @@ class Index:
         return made
 
     def put(self, stored_records: Iterable[StoredRecord], *, skips_refused: bool = False) -> None:
-        """Add or replace records. Raises IndexFailed. Of several, one that is refused does not keep the others out.
+        """Add or replace records. Raises IndexFailed. If one of several is refused, the others are stored.
 
-        `skips_refused`: the same for a single one, so that a repair does not fail because of it.
+        `skips_refused`: does not raise if a single record is refused, so that a repair does not fail because of it.
         """
         by_id = {stored.id: stored for stored in stored_records}
         in_order = [by_id[mail_id] for mail_id in sorted(by_id)]
@@ -159,7 +159,7 @@ class Index:
         """Newest first. Raises IndexFailed."""
         found = select(mails.c.id).where(mails.c.place == self._place, *conditions(query))
         found = found.order_by(mails.c.kept_at.desc(), mails.c.id.desc()).limit(query.limit or None)
-        # Rows are wide: only those of the page are read. In no order, because SQLite would look for them in that order.
+        # Rows are wide: only those of the page are read. Python sorts them: SQLite would look for them in that order.
         sql = select(mails.c.id, mails.c.about, mails.c.releases, mails.c.kept_at).where(mails.c.place == self._place)
         with self._transaction() as connection:
             if query.recipient:
@@ -169,7 +169,7 @@ class Index:
         return [record.read(StoredRecord(*row)) for row in ordered]
 
     def _has_recipient(self, connection: Connection, wanted: str) -> ColumnElement[bool]:
-        """If few mails have it, they are looked up. If many, mails are read in their order until the page is full."""
+        """If few mails have the recipient, looks them up; otherwise, mails are read in order until the page is full."""
         ids = select(recipients.c.id).where(recipients.c.place == self._place)
         ids = ids.where(is_address(recipients.c.address, wanted))
         some = connection.execute(ids.distinct().limit(_FEW + 1)).scalars().all()
@@ -182,7 +182,7 @@ class Index:
             return int(connection.execute(sql).scalar_one())
 
     def records(self, ids: list[str]) -> list[MailRecord]:
-        """Those of these mails that are here, in any order. Raises IndexFailed."""
+        """The mails with these ids that are in the index, in any order. Raises IndexFailed."""
         found: list[MailRecord] = []
         columns = (mails.c.id, mails.c.about, mails.c.releases, mails.c.kept_at)
         with self._transaction() as connection:
@@ -248,7 +248,7 @@ class Index:
         except (SQLAlchemyError, OSError) as exc:
             if getattr(getattr(exc, "orig", None), "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
                 self._set_aside()
-            is_slow_search = not writes and has_waited(exc)  # the server is there, and others may ask it
+            is_slow_search = not writes and has_waited(exc)  # the server is up, and others may query it
             is_refused = _is_refused(exc)
             if not self._database.is_sqlite and not is_slow_search and not is_refused:
                 self._away_until = time.monotonic() + AWAY_S
@@ -303,7 +303,7 @@ class Index:
     def _replace(self, connection: Connection, stored_records: Sequence[StoredRecord]) -> None:
         """All rows of a table in one statement: ten times as fast as one statement for each mail.
 
-        The row of the mail comes first: it is locked then, and with it all rows of this mail.
+        The row of the mail comes first: this locks it, and thereby all rows of this mail.
         """
         rows: dict[Table, list[dict[str, Any]]] = {mails: [], recipients: [], tags: []}
         for stored in stored_records:
@@ -324,7 +324,7 @@ class Index:
 
 
 def _is_refused(exc: Exception) -> bool:
-    """Whether it is about values (22: data exception, 54: program limit exceeded), and not about the database."""
+    """Whether the error is about values (22: data exception, 54: program limit exceeded), not about the database."""
     return isinstance(exc, DataError) or str(getattr(getattr(exc, "orig", None), "sqlstate", None))[:2] in ("22", "54")
 
 

@@ -1,4 +1,4 @@
-"""A search of the quarantine's index: what may be asked for, and the conditions on the tables that ask it.
+"""A search of the quarantine's index: what can be asked for, and the conditions on the tables that express it.
 
 What is compared is normalised as the columns are (`index_tables`). If this is wrong, a search misses a mail or shows
 one that does not match; with `tenants`, one of a tenant that the user may not see.
@@ -18,9 +18,9 @@ from bridge.quarantine.index_tables import indexed_text, ip_number, mails, searc
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A search; all given fields must match. `*` matches anything, and a pattern with it the whole value.
+    """A search; all given fields must match. `*` matches anything; a pattern with it must match the whole value.
 
-    Without `*`, an address and a tag match as a whole, `@example.org` the domain; other text matches anywhere.
+    Without `*`, an address or a tag matches as a whole, `@example.org` matches the domain; other text matches anywhere.
     """
 
     recipient: str = ""
@@ -35,12 +35,12 @@ class Query:
     since: float | None = None  # Unix time
     until: float | None = None
     tenants: frozenset[str] | None = None  # one of these; None: all mail
-    before: tuple[float, str] | None = None  # time and id of the last mail of the page before
+    before: tuple[float, str] | None = None  # time and id of the last mail of the previous page
     limit: int = 0  # 0: no limit
 
 
 def conditions(query: Query) -> Iterator[ColumnElement[bool]]:
-    """What takes the least time comes first: SQLite compares in this order."""
+    """The cheapest conditions come first: SQLite evaluates them in this order."""
     if query.tenants is not None:
         yield mails.c.tenant.in_(sorted(map(search_text, query.tenants - {""})))
     for name in ("tenant", "decision", "listener", "state"):
@@ -69,16 +69,16 @@ def conditions(query: Query) -> Iterator[ColumnElement[bool]]:
 def _of_tag(wanted: str) -> Iterator[ColumnElement[bool]]:
     pattern = _pattern(wanted, whole=True)
     yield mails.c.tags.like(f"%\n{pattern}\n%", escape="\\")
-    if "*" in wanted:  # which may stand for the end of one tag and the beginning of another
+    if "*" in wanted:  # which may match the end of one tag and the beginning of another
         is_tag = tags.c.tag.like(pattern, escape="\\")
         yield select(tags.c.id).where(tags.c.place == mails.c.place, tags.c.id == mails.c.id, is_tag).exists()
 
 
 def is_address(column: Column[str], wanted: str) -> ColumnElement[bool]:
-    """A whole address and `@domain` match exactly, as they are compared; other text as given, or as a domain."""
+    """A whole address or `@domain` matches exactly, in its normal form; other text matches as given, or as a domain."""
     local, at, domain = wanted.rpartition("@")
     if at and domain and "*" not in wanted:
-        # The column ends with the address as it is compared, after a space if it came in another spelling.
+        # The column ends with the form of the address that is compared, after a space if it came in another spelling.
         if not local:
             return column.like(f"%@{_escaped(comparable_domain(domain))}", escape="\\")
         address = search_text(comparable_address(wanted))

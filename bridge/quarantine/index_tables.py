@@ -55,7 +55,7 @@ mails = Table(
     *(Column(name, Text, nullable=False, server_default="") for name in _SINCE_3),
     TableIndex("quarantine_kept_at", "kept_at"),
 )
-# Everything that a search compares, in the order of a page: what is read of 100,000 mails is then a tenth.
+# Everything that a search compares, in the order of a page: for 100,000 mails, a tenth as much data is then read.
 TableIndex(
     "quarantine_search",
     *(mails.c[name] for name in ("place", "kept_at", "id", "tenant", "state", "decision", "listener", *_SINCE_3)),
@@ -91,7 +91,7 @@ def search_text(value: str) -> str:
 
 
 def address_text(address: str) -> str:
-    """The address as it came and, if it differs, as it is compared: a search finds either."""
+    """The address as it came and, if that differs, the form that is compared: a search finds either."""
     return " ".join(dict.fromkeys((search_text(address), search_text(comparable_address(address)))))
 
 
@@ -122,7 +122,7 @@ def _tags_text(mail: MailRecord) -> str:
 
 
 def _client_text(address: str | None) -> str:
-    """In the order of networks: 32 hexadecimal digits, those of IPv4 as IPv6 writes them. "" if it is unknown."""
+    """Sorts by network: 32 hexadecimal digits, with IPv4 mapped into IPv6. "" if the address is unknown."""
     try:
         ip = ipaddress.ip_address(address or "")
     except ValueError:
@@ -177,7 +177,7 @@ def _add_columns(connection: Connection) -> None:
 
 
 def _all_records(connection: Connection) -> Iterator[Sequence[Any]]:
-    """Of all places, some at a time."""
+    """The records of all places, in batches."""
     key = tuple_(mails.c.place, mails.c.id)
     sql = select(mails.c.place, mails.c.id, mails.c.about, mails.c.releases, mails.c.kept_at)
     sql = sql.order_by(mails.c.place, mails.c.id).limit(_BATCH)

@@ -5,8 +5,8 @@ is fsynced. Writers share a lock on the directory that `clean` needs exclusively
 does not mistake a mail that another process is still writing for a leftover. Releasing or removing a
 mail locks its `.eml`; the kernel ends that lock with the process, even if it crashes.
 
-The directory belongs to the service's user, but root runs our commands. So no file in it is opened by a link, and none
-that is not an ordinary file: otherwise that user could have root send them any file.
+The directory belongs to the service's user, but root runs our commands. So no file in it is opened through a link, and
+nothing but an ordinary file is opened: otherwise that user could have root send them any file.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from bridge.runtime import database, durable_files
 from bridge.runtime.database import Database, DatabaseUnusable
 
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
-MAX_HELD = 8  # releases of one command at a time; each has a connection to the server, and half of them are kept open
+MAX_HELD = 8  # concurrent releases of one command; each has a database connection, and half of these are kept open
 _WAIT_S = 5.0  # for the server, and for a statement
 _HAS_LOCK = text(  # the view shows the halves of a 64-bit key, and 1 for such a key
     "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"

@@ -6,8 +6,8 @@ time to correct the clock, if the clock has moved against the monotonic clock si
 first purge of a process would take most of the mail, including the newest that was there when the process started.
 Mail that has arrived since then proves nothing: its time comes from the same clock.
 
-Then the clock counts as right: the machine was suspended, or the daemon was stopped for longer than the retention.
-What an operator orders (`scanbridge quarantine purge`) does not pass through here.
+After that day, the clock is taken to be right: the machine was suspended, or the daemon was stopped for longer than the
+retention. A purge that an operator orders (`scanbridge quarantine purge`) is not checked here.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Callable, Collection
 
 from bridge.errors import StoreError
 
-_JUMP_S = 3600.0  # mail goes at most this much too early, as long as purges are apart; short pauses are common
+_JUMP_S = 3600.0  # mail is removed at most this much too early: one purge interval; short pauses are common
 _WAIT_S = 86400.0
-_COARSE_S = 1.0  # the kernel gives files a time that is some milliseconds old
+_COARSE_S = 1.0  # the kernel gives files a time that is a few milliseconds old
 
 
 class ClockInDoubt(StoreError):
@@ -38,7 +38,7 @@ class PurgeGuard:
         self._wait_until: float | None = None  # by the monotonic clock
 
     def check(self, kept_at: Collection[float], oldest: float) -> None:
-        """Before mail from before `oldest` is removed from a store with mail of these times. Raises ClockInDoubt."""
+        """Call this before removing mail older than `oldest` from a store with these times. Raises ClockInDoubt."""
         now = self._monotonic()
         doubt = self._jump(now) or self._emptying(kept_at, oldest)
         if doubt:

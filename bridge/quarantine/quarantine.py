@@ -58,7 +58,7 @@ class QuarantineSettings:
     tenant_by_domain: Mapping[str, str] = field(default_factory=dict)
     default_tenant: str | None = None
     s3: S3Settings | None = None
-    patience_s: float = BUSY_S  # for the index; the daemon has little, because a mail's reply waits
+    patience_s: float = BUSY_S  # for the index; short in the daemon, because a mail's reply waits
     statement_s: float | None = None  # one statement in a database server; None: ten times the patience
     owner: str = ""  # separates the records of machines that share the index but not the store
 
@@ -121,7 +121,7 @@ class Quarantine:
     async def purge(self, older_than_s: float, every_s: float = 0.0, guard: PurgeGuard | None = None) -> int:
         """Remove mail older than this, unless the guard objects; return how many. Raises StoreError.
 
-        From object storage, also leftovers. Bridges that share it do this only once in `every_s`.
+        Also removes leftovers from object storage. Bridges that share it do all this only once in `every_s`.
         """
 
         def work() -> int:
@@ -195,7 +195,7 @@ class Quarantine:
         return self._index.arrivals(after, limit)
 
     def records(self, ids: list[str]) -> list[MailRecord]:
-        """Those of these mails that are here, from the index as it is. Raises StoreError."""
+        """The mails with these ids, from the index as it is; missing ones are left out. Raises StoreError."""
         if self._index is None:
             raise StoreError("quarantine: there is no index")
         return self._index.records(ids)
@@ -220,7 +220,7 @@ class Quarantine:
         return self._store.name
 
     def ids(self) -> list[str]:
-        """Of all mail, in any order. Raises StoreError."""
+        """The ids of all mail, in any order. Raises StoreError."""
         return list(self._store.listing())
 
     def older_than(self, moment: float) -> set[str]:
@@ -364,7 +364,7 @@ def _shared_upkeep(settings: QuarantineSettings, store: Store) -> SharedUpkeep |
 
 
 def _shared_database(settings: QuarantineSettings) -> Database | None:
-    """The server that bridges share."""
+    """The database server that bridges share."""
     return settings.index if settings.index is not None and not settings.index.is_sqlite else None
 
 

@@ -42,7 +42,7 @@ class StoredRecord:
     metadata: bytes  # the .json
     releases: bytes
     kept_at: float  # Unix time of the .json, used if its content is damaged
-    version: str | None = None  # of the releases: changes with each write; "": there are none; None: unknown
+    version: str | None = None  # of the .releases: changes with each write; "": there is none; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class MailRecord:
     time: datetime
     envelope: Envelope = field(default_factory=lambda: Envelope(""))
     client: Client = field(default_factory=Client)
-    is_client_named: bool = True  # whether the scanner was told the client; unknown in old records
+    is_client_named: bool = True  # whether the client was named to the scanner; unknown in old records
     listener: str = ""
     session: str = ""
     subject: str = ""
@@ -296,7 +296,7 @@ def delivered(releases: Iterable[ReleaseAttempt]) -> frozenset[str]:
 
 
 def begun(releases: tuple[ReleaseAttempt, ...], attempt: ReleaseAttempt) -> tuple[ReleaseAttempt, ...]:
-    """With an attempt whose result is unknown as yet."""
+    """With an attempt whose result is not known yet."""
     return _bounded((*releases, attempt))
 
 

@@ -67,7 +67,7 @@ _NAMED = 10  # recipients named in one message
 
 
 class AlreadyReleased(StoreError):
-    """The mail was released before; the text says to whom, by whom and when."""
+    """The mail was released earlier; the text says to whom, by whom and when."""
 
 
 class ReleaseUncertain(StoreError):
@@ -106,7 +106,7 @@ class ReleaseRequest:
     again: bool = False  # also to those who have it, or may have it
     tokens: ReleaseTokens | None = None  # None: without a token
     timeout_s: float = 300.0
-    record_s: float = 20.0  # for the answer, if the store is away when it comes; restarting a store takes seconds
+    record_s: float = 20.0  # to record the answer, if the store is away when it comes; a restart takes seconds
     wait_s: float = 0.0  # for another release of the same mail, which may be to somebody else
     even_if_unsure: bool = False  # also to those who may have it
 
@@ -166,7 +166,7 @@ def _fetch(quarantine: Quarantine, mail_id: str, message: Message) -> None:
 
 
 def _token(message: Message, envelope: Envelope, request: ReleaseRequest, now: datetime) -> bytes:
-    """The field in front of the mail."""
+    """The header field to put in front of the mail."""
     tokens = request.tokens
     return b"" if tokens is None else tokens.field(message, envelope.sender, envelope.addresses, now)
 
@@ -174,7 +174,7 @@ def _token(message: Message, envelope: Envelope, request: ReleaseRequest, now: d
 def _begin(
     quarantine: Quarantine, mail: MailRecord, attempt: ReleaseAttempt, version: str | None, held: HeldLock
 ) -> None:
-    """Record the attempt. Whatever can fail before the mail is sent has failed by then, except the lock."""
+    """Record the attempt. At this point, only the lock can still fail before the mail is sent."""
     held.check()
     quarantine.write_releases(mail.id, record.begun(mail.releases, attempt), version)
     try:
@@ -240,7 +240,7 @@ def _delivered(envelope: Envelope, exc: NextHopError) -> tuple[str, ...]:
 
 
 def _unsure(envelope: Envelope, exc: NextHopError) -> tuple[str, ...]:
-    """The recipients for whom the next hop has the mail, and gave no answer."""
+    """The recipients for whom the next hop has the mail, but gave no answer."""
     return tuple(address for position, address in enumerate(envelope.addresses) if position in exc.unsure)
 
 

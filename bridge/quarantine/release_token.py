@@ -3,9 +3,9 @@
 A released mail goes to the next hop, and some next hops send it through the bridge once more. The header field
 `X-Scan-Released` identifies it. It names the time of release and the size and hash of the mail, and holds one message
 authentication code per recipient over all of that, the sender and the recipient, made with a key that only our
-machines have. So a token serves one mail from one sender to one recipient, each code once (`used_tokens`), and only
-for as long as a mail may wait in a queue. A mail that we wrote, such as a digest, has one code for any recipient; each
-of them can get it once. If this is wrong, a sender gets mail past the scanner.
+machines have. So a token serves one mail from one sender to one recipient, only for as long as a mail may wait in a
+queue, and each code can be used once (`used_tokens`). A mail that we wrote, such as a digest, has one code for any
+recipient; each of them can get it once. If this is wrong, a sender gets mail past the scanner.
 
 What a server on the way may do is listed here, and nothing else: write trace fields above the token, join folded
 lines, and add a Date and a Message-ID that the mail did not have. Every other byte below the token is hashed exactly,
@@ -35,7 +35,7 @@ from bridge.mail.message import Message
 VALID_S = 5 * 86400.0  # RFC 5321 4.5.4.1: how long mail servers retry
 SKEW_S = 300.0  # clocks of two machines may differ
 _MAX_FIELDS = 4  # checked per mail
-ANYONE = "\0"  # in the place of a recipient: no address
+ANYONE = "\0"  # in place of a recipient; it is not an address
 _ACTION = b"scanbridge release 2"  # the number changes with the format
 _MAX_VALUE = 64 * 1024  # bytes; enough for 2,000 recipients
 _VALUE = re.compile(  # without white space
@@ -55,7 +55,7 @@ _MESSAGE_ID = re.compile(rb" <[!-;=?-~]{1,250}>")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token that our key made for this sender and these recipients; for which mail, `is_for` tells."""
+    """A token that our key made for this sender and these recipients; `is_for` tells for which mail."""
 
     codes: dict[str, bytes]  # by recipient; each may be used once
     released_at: int

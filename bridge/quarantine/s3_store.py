@@ -1,11 +1,11 @@
 """A store in S3-compatible object storage, through obstore.
 
-Each object is one PUT, never a multipart upload: the server has all of it or nothing, a crash leaves no
-hidden parts behind, and mail is small (50 MiB at most). All of it is in memory meanwhile, so mails wait for each other
-if there is no room for them (`upload_room`). `keep` awaits the server's confirmation, until
-the mail's deadline; the transfer runs on obstore's own threads, not on the event loop. Whatever failed
-or timed out is removed in the background. If that fails as well, its `.json` or `.eml` is missing, and
-`clean` finds it a day later; earlier it could be a mail that another machine is still writing.
+Each object is written with one PUT, never a multipart upload: the server has all of it or nothing, a crash leaves no
+hidden parts behind, and mail is small (50 MiB at most). All of a mail is in memory while it is sent, so mails wait for
+each other if there is no room for them (`upload_room`). `keep` awaits the server's confirmation, until the mail's
+deadline; the transfer runs on obstore's own threads, not on the event loop. Whatever failed or timed out is removed in
+the background. If that fails as well, its `.json` or `.eml` is missing, and `clean` finds it a day later; earlier it
+could be a mail that another machine is still writing.
 
 Has no locks except `Locks`; because they can be lost, the record of releases is replaced only if it is the one that was
 read (`If-Match`, `If-None-Match`). Never logs a secret: of an error response only the status and the error code
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("bridge.quarantine")
 
-LEFTOVER_AGE_S = 86400.0  # longer than any mail takes to write, and than clocks differ
+LEFTOVER_AGE_S = 86400.0  # longer than any mail takes to write, and than clocks may differ
 _CLEAN_UP_S = 10.0  # for removing a failed mail in the background
 _CONNECT_S = 5
 _REQUEST_S = 60  # for the largest mail, if the deadline is not earlier
 _STATUS = re.compile(r"status code: (\d{3})")
 _REFUSED = re.compile(r"status code: (?:400|501)")  # by servers that do not support conditional writes
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
-# The library has no option to ignore a proxy in the environment, but one to name hosts that none is used for: all.
+# The library has no option to ignore a proxy in the environment, but one for hosts to reach without it: here, all.
 _NO_PROXY = {"proxy_url": "http://127.0.0.1:9", "proxy_excludes": "*,0.0.0.0/0,::/0"}
 _FULL = re.compile(r"StorageFull|InsufficientStorage|QuotaExceeded|InsufficientCapacity", re.IGNORECASE)
 
@@ -168,7 +168,7 @@ class S3Store:
             yield held
 
     def write_releases(self, mail_id: str, releases: bytes, replaces: str | None = None) -> None:
-        """The server compares the versions, unless it ignores or refuses conditions: then the lock must suffice."""
+        """The server compares the versions. If it ignores or refuses conditions, the lock must suffice."""
         from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
         name, mode = _name(mail_id, ".releases"), _condition(replaces)
@@ -183,7 +183,7 @@ class S3Store:
                     raise
                 self._put(name, releases, "overwrite")
                 return
-        if self.read(mail_id).releases != releases:  # else obstore has tried again after an answer was lost
+        if self.read(mail_id).releases != releases:  # otherwise obstore has retried after an answer was lost
             raise RecordChanged
 
     def _put(self, name: str, content: bytes, mode: PutMode) -> None:
@@ -205,7 +205,7 @@ class S3Store:
         import obstore
 
         objects = {name: changed_at for name, _, changed_at in self._objects()}
-        # By the server's clock, too: ours may be ahead, and another machine may still be writing.
+        # Not later than the server's clock: ours may be ahead, and another machine may still be writing.
         now = min(time.time(), max(objects.values(), default=0.0))
         before = now - self._settings.leftover_age_s
         old = [name for name in leftovers(set(objects)) if objects[name] <= before]
@@ -271,7 +271,7 @@ def probe(settings: S3Settings) -> bool:
 
 
 def _supports_conditions(bucket: ObstoreS3, name: str) -> bool:
-    """Whether the server refuses to create an object that it has, and not just the condition."""
+    """Whether the server refuses to create an object that exists, rather than refusing the condition itself."""
     import obstore
     from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 

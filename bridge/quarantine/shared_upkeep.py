@@ -1,7 +1,8 @@
 """Upkeep of a store that several bridges share: one of them at a time lists it, and the others use its count.
 
-Listing a bucket costs a request for each thousand objects, and each bridge did it on its own timer. The turns are in
-the state database; if it cannot be reached, each bridge does the work itself, as for a store that it does not share.
+Listing a bucket costs a request for each thousand objects, and each bridge did it on its own timer. The turns are
+recorded in the state database; if it cannot be reached, each bridge does the work itself, as for a store that it does
+not share.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class SharedUpkeep:
             log.debug("quarantine: cannot coordinate with the other bridges, counting alone: %s", exc)
             return count()
         if not is_ours:
-            # While the first of them counts for the first time, there is nothing to use yet.
+            # While the first bridge counts for the first time, there is nothing to use yet.
             return (_read(done.result) if done is not None else None) or count()
         return self._do(self._count, count, _write)
 
     def run(self, work: Callable[[], int], every_s: float) -> int:
-        """Do the work, unless another bridge did it less than `every_s` ago, or does it now; 0 then."""
+        """Do the work, or return 0 if another bridge did it less than `every_s` ago or is doing it now."""
         try:
             if not self._turns.take(self._upkeep, every_s, _UPKEEP_S):
                 return 0

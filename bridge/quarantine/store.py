@@ -108,8 +108,8 @@ class Store(Protocol):
     def write_releases(self, mail_id: str, releases: bytes, replaces: str | None = None) -> None:
         """Durably replace the `.releases`. The caller holds the lock.
 
-        `replaces` is the version that was read. If locks can be lost, and the store can compare: raises RecordChanged
-        if that is not the version that is there.
+        `replaces` is the version that was read. If locks can be lost and the store can compare versions, raises
+        RecordChanged if the stored version is another one.
         """
 
     def remove(self, mail_id: str) -> None:

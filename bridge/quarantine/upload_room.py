@@ -1,4 +1,4 @@
-"""Room in memory for mail on its way to object storage, which takes a mail only in one piece.
+"""Room in memory for mail on its way to object storage, which accepts a mail only in one piece.
 
 Large mail in processing is on disk, but all of it would be in memory while the storage is slow, and a few large mails
 at once could make the kernel kill us. So a mail waits here until there is room for it. Mails are served in the order in
@@ -16,7 +16,7 @@ class UploadRoom:
     def __init__(self, size: int) -> None:
         self._size = size
         self._free = size
-        self._turn = asyncio.Lock()  # keeps the order of those who wait
+        self._turn = asyncio.Lock()  # serves waiters in the order in which they arrived
         self._freed = asyncio.Event()
 
     @asynccontextmanager

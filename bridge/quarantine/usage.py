@@ -52,7 +52,7 @@ def measure(directory: Path) -> Usage:
 
 
 class Quota:
-    """The limit on stored bytes, including those of mail that is being written.
+    """The limit on stored bytes, including the bytes of mail that is being written.
 
     Recounts every `recount_s`, and before it refuses a mail. Counting blocks: reserve from a thread.
     """

@@ -70,7 +70,7 @@ class UsedTokens:
             return _is_used(connection, codes)
 
     def give_back(self, codes: Collection[bytes]) -> None:
-        """The mail was not delivered after all. Raises UsedTokensFailed."""
+        """Unmark these codes: the mail was not delivered after all. Raises UsedTokensFailed."""
         with self._tables.writing() as connection:
             for code in codes:
                 connection.execute(delete(used_code).where(used_code.c.code == code))
@@ -91,7 +91,7 @@ class UnmarkedTokens(UsedTokens):
         return self._tables.exists() and super().has(codes)
 
     def give_back(self, codes: Collection[bytes]) -> None:
-        """None was taken."""
+        """Does nothing: no code was marked."""
 
 
 def _is_used(connection: Connection, codes: Collection[bytes]) -> bool:

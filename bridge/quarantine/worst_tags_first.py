@@ -27,7 +27,7 @@ def worst_first(tags: Iterable[str], scores: Mapping[str, float]) -> list[str]:
 
 
 def why(mail: MailRecord, scores: Mapping[str, float]) -> str:
-    """The tags, or else the verdict or decision."""
+    """The tags; without any, the verdict or the decision."""
     if mail.is_damaged:
         return "damaged .json"
     if mail.tags:
