@@ -12,11 +12,11 @@ from typing import Any
 
 from bridge.history.query import HistoryQuery
 
-_KEYS = ("id", "session", "queue_id", "next_id", "ggrid")  # what `what` may be, beside a Message-ID
+_KEYS = ("id", "session", "queue_id", "next_id", "ggrid")  # what `what` may be, besides a Message-ID
 
 
 def common_conditions(query: HistoryQuery, mark: Callable[[str], str]) -> tuple[list[str], dict[str, Any]]:
-    """Conditions on the columns of a row, and their values. `mark`: the place of a value, by its name."""
+    """Conditions on the columns of a row, and their values. `mark`: the placeholder of a value, by its name."""
     values: dict[str, Any] = {name: value for name in ("id", "attempt") if (value := getattr(query, name))}
     conditions = [f"{name} = {mark(name)}" for name in values]
     for name, comparison in (("since", ">="), ("until", "<")):
@@ -41,7 +41,7 @@ def _any_key(query: HistoryQuery, mark: Callable[[str], str], values: dict[str, 
 
 
 def common_text(network: IPv4Network | IPv6Network) -> str:
-    """What all addresses of the network begin with, as they are written; "" if nothing is certain."""
+    """What all addresses of the network begin with, as they are written; "" if that is not certain."""
     if network.version == 4:
         return "".join(f"{part}." for part in str(network.network_address).split(".")[: network.prefixlen // 8])
     groups = network.network_address.exploded.split(":")[: network.prefixlen // 16]

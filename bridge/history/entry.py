@@ -59,7 +59,7 @@ class Row(NamedTuple):
     next_id: str  # the next hop's
     attempt: str  # the same for every attempt with this mail; "" if it was not deferred
     mails: int  # more than 1: refusals that share this row
-    more: str | None  # JSON of what few mails have
+    more: str | None  # JSON of what only a few mails have
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +100,12 @@ class MailEntry:
 
     @property
     def shown_sender(self) -> str:
-        """Refusals that share an entry, and those of connections, have none; other mail may have the null sender."""
+        """Refusals that share an entry, and refused connections, have none; other mail may have the null sender."""
         has_none = self.kind.stage == "connect" or self.row.mails > 1
         return self.row.sender or ("-" if has_none else "<>")
 
     def without_internals(self) -> MailEntry:
-        """For those who see the mail of some tenants only: without machines, and without entries of lists."""
+        """For users who see only some tenants' mail: without the names of machines and the entries of lists."""
         more = {name: value for name, value in self.more.items() if name not in ("why", "entry", "entries")}
         return replace(self, kind=self.kind._replace(scanner=""), more=more)
 
@@ -138,7 +138,7 @@ class LaterEvent:
     text: str = ""
 
     def without_internals(self) -> LaterEvent:
-        """For those who see the mail of some tenants only: without replies and errors, which may name machines."""
+        """For users who see only some tenants' mail: without replies and errors, which may name machines."""
         return replace(self, text=self.text.partition(": ")[0] if self.text.startswith("to ") else "")
 
     def to_dict(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def key_of(role: str, wanted: str) -> str:
 
 
 def _keys(role: str, address: str) -> Iterator[str]:
-    compared = comparable_address(address)[-MAX_KEY:]  # of a longer one, the end: it has the domain
+    compared = comparable_address(address)[-MAX_KEY:]  # of a longer one, only the end, which has the domain
     yield role + compared
     _, at, domain = compared.rpartition("@")
     if at:

@@ -1,4 +1,4 @@
-"""Questions about addresses, asked as the history has them: with `log.addresses`, as pseudonyms or domains."""
+"""Searches for addresses in the form that the history stores: with `log.addresses`, pseudonyms or domains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class HiddenAddresses:
     redaction: Redaction
 
     def query(self, wanted: dict[str, Any], **more: Any) -> HistoryQuery:
-        """With addresses as the history has them. Raises ValueError, which says why it cannot be asked."""
+        """A query with addresses in the stored form. Raises ValueError, which says why it is impossible."""
         asked = dict(wanted)
         for name in ("sender", "recipient", "address"):
             if name in asked:
@@ -22,7 +22,7 @@ class HiddenAddresses:
         return HistoryQuery(**{name: _encodable(value) for name, value in (asked | more).items()})
 
     def address(self, address: str) -> str:
-        """An address or domain as the history has it. The null sender is empty. Raises ValueError."""
+        """An address or domain in the stored form. The null sender is empty. Raises ValueError."""
         if address in ("", "<>"):
             return ""
         is_whole = "@" in address.lstrip("@") and not address.startswith("*@")
@@ -41,12 +41,12 @@ class HiddenAddresses:
         return self.redaction.address(key.strip("<>"))
 
     def spellings(self, key: str) -> list[str]:
-        """The keys that people may mean by this."""
+        """The keys that people may mean when they type this one."""
         if not key or (self.redaction.mode == "domain" and "@" in key):  # all mails of a domain have one Message-ID
             return []
         return list(dict.fromkeys((key, key.upper(), key.lower()))) if "@" not in key else [key]
 
 
 def _encodable(value: Any) -> Any:
-    """A terminal's bytes may not be text; no mail is found by those, and a database refuses them."""
+    """Bytes from a terminal may not be text; no mail is found by those, and a database refuses them."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value

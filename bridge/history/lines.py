@@ -1,4 +1,4 @@
-"""Statistics as people read them: labels for what has none, hours of their time zone, the rest in one line."""
+"""Statistics as people read them: labels for what has none, hours in their time zone, the rest in one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HOUR = "%Y-%m-%d %H:00"
 
 
 def lines_of(by: str, found: Sequence[Sum], zone: tzinfo | None = None) -> list[Line]:
-    """For `hour` and `day`, `found` are the hours of UTC; `zone`: the reader's, otherwise the local one."""
+    """For `hour` and `day`, `found` has UTC hours; `zone`: the reader's, otherwise the local one."""
     if by in TIMES:
         return _local_times(by, found, zone)
     return [(total.label or _NOTHING.get(by, "(none)"), total.mails, total.size) for total in found]
@@ -42,9 +42,9 @@ def cut(by: str, lines: list[Line], limit: int) -> tuple[list[Line], list[Line]]
 
 
 def _local_times(by: str, found: Sequence[Sum], zone: tzinfo | None) -> list[Line]:
-    """Hours of UTC as hours or days of the time zone, with those that had no mail.
+    """UTC hours as hours or days of the time zone, including those without mail.
 
-    When summer time ends, an hour comes twice: both have the name of their time.
+    When summer time ends, one hour occurs twice: each of the two is labelled with its zone.
     """
     form = "%Y-%m-%d %H:%M|%Z" if by == "hour" else "%Y-%m-%d|"
     lines: dict[tuple[str, str], tuple[int, int]] = {}

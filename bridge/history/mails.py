@@ -2,8 +2,8 @@
 
 Attempts carry the same key if the process that saw the later one knew of the deferral. If it did not (another machine,
 a restart, hidden addresses), the sender and the Message-ID join an attempt to an earlier one that was deferred or
-given up. A Message-ID is the sender's word, so a mail that was already decided is never joined to another by it.
-Mail servers send a message to many recipients in several transactions, which have the same content: only those that
+given up. A Message-ID is the sender's word, so a mail that has already been decided on is never joined to another by
+it. Mail servers send a message to many recipients in several transactions, which have the same content: only those that
 have a recipient in common are attempts to deliver one mail.
 """
 
@@ -83,7 +83,7 @@ def whole(store: HistoryReader, mail: Mail) -> Mail:
 
 
 def _related(ordered: Iterable[MailEntry]) -> Iterable[list[MailEntry]]:
-    """Entries that may be one mail, together."""
+    """Groups of entries that may be about one mail."""
     found: dict[tuple[object, ...], list[MailEntry]] = {}
     keys: dict[str, tuple[object, ...]] = {}  # of attempts
     for entry in ordered:
@@ -96,7 +96,7 @@ def _related(ordered: Iterable[MailEntry]) -> Iterable[list[MailEntry]]:
 
 
 def _queries(entry: MailEntry) -> Iterable[HistoryQuery]:
-    since, until = entry.row.at - _RETRY_S, entry.row.at + _RETRY_S  # so that not the whole history is read
+    since, until = entry.row.at - _RETRY_S, entry.row.at + _RETRY_S  # so that only part of the history is read
     if entry.row.attempt:
         yield HistoryQuery(attempt=entry.row.attempt, since=since, until=until, limit=_MANY)
     if _tells_apart(entry.row.message_id):
@@ -104,7 +104,7 @@ def _queries(entry: MailEntry) -> Iterable[HistoryQuery]:
 
 
 def _tells_apart(message_id: str) -> bool:
-    """With `log.addresses: domain`, all mails of a domain have the same."""
+    """Whether it identifies a mail. With `log.addresses: domain`, all mails of a domain have the same one."""
     return bool(message_id.strip("<>")) and not message_id.startswith("<*")
 
 

@@ -27,7 +27,7 @@ def in_mail_log(text: str) -> Iterator[str]:
 
 
 def next_commands(mail: Mail, maildir: str, state: str, *, is_milter: bool = False) -> Iterator[str]:
-    """`maildir`: of the next hop, if it is one. `state`: of the quarantined mail; "" if it is not there."""
+    """`maildir`: the next hop's path, if it is a Maildir. `state`: the quarantined mail's; "" if it is not there."""
     row, kind = mail.last.row, mail.last.kind
     if state:
         yield f"scanbridge quarantine show {row.id}"
@@ -80,7 +80,7 @@ def _personal_commands(entry: MailEntry) -> Iterator[str]:
 
 
 def lists_of(entry: MailEntry) -> list[str]:
-    """The list that decided before the scan, or those that the scanner found a match in, which do not allow."""
+    """The list that decided before the scan, or those in which the scanner found a match, except allow lists."""
     if entry.kind.list:
         return [entry.kind.list]
     if entry.kind.action == Action.RELAY and not entry.kind.would:
@@ -90,7 +90,7 @@ def lists_of(entry: MailEntry) -> list[str]:
 
 
 def matched_entry(entry: MailEntry, name: str) -> str:
-    """The entry of this list that matched, as far as it is known; addresses as in the log."""
+    """The entry of this list that matched, as far as is known; addresses as in the log."""
     if entry.kind.list:
         return str(entry.more.get("entry") or "")
     return str((entry.more.get("entries") or {}).get(name) or "")

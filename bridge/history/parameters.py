@@ -1,4 +1,4 @@
-"""What mails can be searched by, over HTTP and in the console: from text that anybody may have written to a value.
+"""What mails can be searched by, over HTTP and in the console, and how text from anybody becomes a value.
 
 Everything is checked here, before a database sees it. The tables are also the documentation: the OpenAPI document and
 the reference page are made from them.

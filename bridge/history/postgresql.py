@@ -70,7 +70,7 @@ class PostgresHistory:
     def __init__(self, where: Database, busy_s: float = BUSY_S) -> None:
         self.where = where
         self._tables = Tables(where, _SCHEMA, wait_s=busy_s)
-        self._days: set[int] = set()  # those that have a partition
+        self._days: set[int] = set()  # days that have a partition
 
     # Writing
 
@@ -127,7 +127,7 @@ class PostgresHistory:
     # Searching
 
     def find(self, query: HistoryQuery) -> list[MailEntry]:
-        """Rows that were written twice are found once, and do not make a page shorter: that would end a listing."""
+        """Rows that were written twice are found once, and do not make a page shorter, which would end a listing."""
         found: dict[tuple[Any, ...], None] = {}
         most = query.limit  # 0: no limit
         while True:
@@ -147,7 +147,7 @@ class PostgresHistory:
             return list(map(tuple, connection.exec_driver_sql(text, values) if rows is None else rows))
 
     def find_within(self, query: HistoryQuery, seconds: float) -> Found:
-        """Everything: the server ends a statement that takes too long."""
+        """Searches everything: the server ends a statement that takes too long."""
         return Found(self.find(query))
 
     def count(self, by: By, query: HistoryQuery) -> list[Sum]:
@@ -219,8 +219,8 @@ def _keys(kind: Kind, row: Row) -> list[str]:
 
 # Searching by keys
 #
-# The planner takes an address that its statistics do not list for a frequent one, and reads the mails from the newest
-# on until it has enough: 11 seconds with ten million mails. So the index on keys or words is used, whatever the planner
+# The planner assumes that an address missing from its statistics is frequent, and reads the mails from the newest on
+# until it has enough: 11 seconds with ten million mails. So the index on keys or words is used, whatever the planner
 # thinks, for some days at a time, the newest first. What occurs very often is found at once without it.
 
 _SPANS = ((1, 2_000), (2, 4_000), (4, 8_000), (36_500, 20_000))  # days, and how many mails count as very often there
@@ -234,7 +234,7 @@ def _has_keys(query: HistoryQuery) -> bool:
 
 
 def _is_tag_key(tag: str) -> bool:
-    """Whole tags are keys, and so are their beginnings up to a colon."""
+    """Whether it is a key: whole tags are, and so are their beginnings up to a colon."""
     return bool(tag) and ("*" not in tag or (tag.endswith(":*") and tag.count("*") == 1))
 
 
@@ -303,7 +303,7 @@ def _of_keys(query: HistoryQuery, values: dict[str, Any]) -> Iterator[str]:
 
 
 def _of_client(query: HistoryQuery, values: dict[str, Any]) -> Iterator[str]:
-    """The order of bytes is that of the index, in which the addresses of a network stand together."""
+    """Compares bytes, as the index does, in which the addresses of a network are adjacent."""
     if not query.client:
         return
     network = ip_network(query.client, strict=False)
@@ -314,7 +314,7 @@ def _of_client(query: HistoryQuery, values: dict[str, Any]) -> Iterator[str]:
     if prefix := common_text(network):
         values |= {"client_from": prefix, "client_to": prefix + "~"}
         yield 'client COLLATE "C" BETWEEN %(client_from)s AND %(client_to)s'
-    # A client may have no address: it is "unknown", or nothing. CASE, because AND has no order.
+    # A client may have no address: it is "unknown", or empty. CASE, because AND has no order.
     yield "CASE WHEN client ~ '^[0-9a-f:.]+$' THEN client::inet <<= %(client)s::inet ELSE false END"
 
 

@@ -30,8 +30,8 @@ class HistoryQuery:
 
     id: str = ""  # our id for the mail
     what: str = ""  # one of our ids, a session, a queue id, a Message-ID or a ggrid, written exactly
-    spellings: tuple[str, ...] = ()  # others of `what`
-    attempt: str = ""  # the attempts with one mail
+    spellings: tuple[str, ...] = ()  # other spellings of `what`
+    attempt: str = ""  # the key that all attempts with one mail share
     sender: str | None = None  # an address, a domain or `@domain`; "": the null sender
     recipient: str = ""  # an address, a domain or `@domain`
     address: str = ""  # of the sender or of a recipient
@@ -47,7 +47,7 @@ class HistoryQuery:
     stage: str = ""
     since: float | None = None  # Unix time
     until: float | None = None
-    before: str = ""  # the cursor of the last entry of the page before
+    before: str = ""  # the cursor of the last entry of the previous page
     limit: int = 100  # 0: no limit
 
     @property
@@ -57,7 +57,7 @@ class HistoryQuery:
 
     @property
     def has_addresses(self) -> bool:
-        """The null sender is none."""
+        """The null sender does not count as one."""
         return bool(self.sender or self.recipient or self.address)
 
     @property
@@ -80,7 +80,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Top:
-    """The largest sums, and what the others are together."""
+    """The largest sums, and the total of the others."""
 
     sums: list[Sum]
     others: int  # how many
@@ -114,7 +114,7 @@ def may_be_address(key: str) -> bool:
 
 
 def client_address(key: str) -> str:
-    """The IP address of a client, if it is one; else empty."""
+    """The IP address of a client, if the key is one; else empty."""
     ip = ip_or_none(key)
     return "" if ip is None else str(ip)
 

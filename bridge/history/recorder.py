@@ -98,7 +98,7 @@ class Recorder:
         self.size = 0  # bytes on disk, when they were last added up
         self._waiting: deque[tuple[float, Record, str]] = deque()
         self._rows: list[tuple[Kind, Row]] = []  # of the thread
-        self._refused: Counter[str] = Counter()  # ids of rows that were refused while others were written
+        self._refused: Counter[str] = Counter()  # how often each row was refused while others were written, by id
         self._sums: dict[_SumKey, _Refusals] = {}
         self._sums_lock = threading.Lock()
         self._second, self._refusals = 0, 0
@@ -129,7 +129,7 @@ class Recorder:
 
     @property
     def problem(self) -> str:
-        """Why the last batch could not be written; empty if it was."""
+        """Why the last batch could not be written; empty if it was written."""
         return self._problem
 
     @property
@@ -173,7 +173,7 @@ class Recorder:
             known.count += 1
 
     def _refusals_of(self, key: _SumKey, now: float, refusal: RefusedClient) -> _Refusals:
-        """Those that this one shares a row with; a new row if there are none."""
+        """The refusals that this one shares a row with; in a new row if there are none."""
         listener, stage, _, _, rule = key
         if key not in self._sums and len(self._sums) >= MAX_SUMS:
             key = (listener, stage, _OTHERS, None, rule)
@@ -259,7 +259,7 @@ class Recorder:
             at, record, attempt = waiting[0]
             try:
                 self._rows.append(row_of(record, at, attempt, redaction))
-            except Exception:  # one mail must not stop the history of all
+            except Exception:  # one mail must not stop the history of all others
                 log.exception("history: no entry could be created for mail %s", record.tx.id)
                 self._count("failed", 1)
                 self._removed += _weight(len(record.tx.envelope.recipients) - 1)
@@ -303,7 +303,7 @@ class Recorder:
             self._problem = ""
 
     def _append(self, rows: list[tuple[Kind, Row]]) -> None:
-        """Raises HistoryError, whatever goes wrong: a row that nobody can write must not stop all those behind it."""
+        """Raises HistoryError, whatever goes wrong: a row that cannot be written must not stop all those after it."""
         try:
             self._store.append(rows)
         except HistoryError:

@@ -24,7 +24,7 @@ _MAX_TEXT = 1000  # characters
 _MAX_KEY = 400  # of what is indexed: PostgreSQL takes 2,700 bytes
 _MAX_KINDS = 10_000
 
-# Without the call of `Row.__new__`, which is written in Python: 0.27 us instead of 0.52.
+# Avoids the call to `Row.__new__`, which is written in Python: 0.27 us instead of 0.52.
 _new_row = tuple.__new__
 
 _kinds: dict[tuple[Any, ...], Kind] = {}
@@ -109,7 +109,7 @@ def _any_kind(record: Record) -> Kind:
 
 
 def _more(record: Record, redaction: Redaction) -> str | None:
-    """What few mails have, as JSON."""
+    """What only a few mails have, as JSON."""
     outcome = record.outcome
     more: dict[str, Any] = {
         "why": redaction.text(record.why)[:_MAX_TEXT],

@@ -33,7 +33,7 @@ ACTIONS = {
     "tempfail": "deferred",
     CANCELLED: "abandoned by the client",
 }
-DONE = {**ACTIONS, Action.RELAY.value: "passed on"}  # by us: whether it was delivered, a rule does not know
+DONE = {**ACTIONS, Action.RELAY.value: "passed on"}  # what we did: a rule does not know whether the mail was delivered
 # Why there is no decision, by the names of failures (`error=` in the log), and what else failed.
 ERRORS = {
     "unavailable": "it could not be reached, or failed",

@@ -1,4 +1,4 @@
-"""What is asked of one segment, as conditions on its table `mail`, and the functions that they call.
+"""What is searched for in one segment, as conditions on its table `mail`, and the functions that they call.
 
 A live segment has no index and is read from end to end, so cheap comparisons come before functions in Python, which
 cost microseconds each. A condition on a finished segment may have an index: `segment_plan` chooses one. Values are
@@ -109,7 +109,7 @@ def _of_addresses(query: HistoryQuery, values: Values, live: bool) -> Iterator[C
         if live:
             values[f"{name}_part"] = f"%{_part_of(keys[0])}%"
             columns = {"sender": ["sender"], "recipient": ["recipients"], "address": ["sender", "recipients"]}[name]
-            part = f"LIKE :{name}_part ESCAPE '\\'"  # a cheap test that spares nearly all calls of the other
+            part = f"LIKE :{name}_part ESCAPE '\\'"  # a cheap test that avoids nearly all calls to `has_key`
             either = " OR ".join(f"{column} {part}" for column in columns)
             compared = ", ".join(column if column in columns else "''" for column in ("sender", "recipients"))
             yield Condition(f"({either} OR {IS_ODD}) AND has_key({compared}, {names})")
@@ -147,7 +147,7 @@ def _of_client(query: HistoryQuery, values: Values) -> Iterator[Condition]:
 
 
 def _wide(network: IPv4Network | IPv6Network, values: Values) -> str:
-    """A network that has many beginnings: for IPv4, the first number is enough; 'unknown' is not an address."""
+    """A network without a common beginning: for IPv4, the first number is enough; 'unknown' is not an address."""
     if network.version == 6:
         return "instr(client, ':') AND in_network(client)"
     values |= {"client_from": network.network_address.packed[0], "client_to": network.broadcast_address.packed[0]}

@@ -72,7 +72,7 @@ def segment_files(directory: Path) -> list[tuple[float, float, Path]]:
 
 
 def _without_parts(directory: Path, files: list[Path]) -> list[Path]:
-    """The parts of a merged segment do not count, and it does not count itself until it has its final name."""
+    """The parts of a merged segment do not count; the merged segment itself counts once it has its final name."""
     merging = read_merging(directory)
     if merging is None:  # it is complete now
         return [path for path in files if path.exists()]

@@ -86,7 +86,7 @@ def _copy_all(paths: list[Path], new: Path) -> None:
 
 
 def _copy(connection: sqlite3.Connection, kinds: dict[Kind, int]) -> None:
-    """Kinds have other numbers there, and mails get the next ones."""
+    """In the merged segment, kinds have other numbers, and mails get the next free ones."""
     connection.execute("DELETE FROM numbers")
     for old, *values in connection.execute(f"SELECT {KIND_COLUMNS} FROM part.kind").fetchall():  # noqa: S608
         number = kinds.setdefault(Kind(*values), len(kinds) + 1)

@@ -61,7 +61,7 @@ class SegmentSearch:
         return self._retried(_oldest, HistoryQuery())
 
     def _retried(self, search: Callable[[list[Segment]], T], query: HistoryQuery) -> T:
-        """Until no segment was finished meanwhile: what was in a live one could then be missed."""
+        """Repeats the search until no segment was finished meanwhile: what was in a live one could then be missed."""
         problem = "its files keep changing"
         for _ in range(_RETRIES):
             segments = self._segments(query)
@@ -76,7 +76,7 @@ class SegmentSearch:
         raise HistoryError(problem)
 
     def _segments(self, query: HistoryQuery) -> list[Segment]:
-        """Those that may have mails of the time in question."""
+        """The segments that may have mails of the time in question."""
         until = _newest(query)
         try:
             segments = segment_files(self._directory)
@@ -86,7 +86,7 @@ class SegmentSearch:
 
 
 def _newest(query: HistoryQuery) -> float:
-    """No mail in question is newer."""
+    """The latest time that a mail in question may have."""
     cursor = query.cursor
     return min(query.until or math.inf, cursor[0] if cursor else math.inf)
 
@@ -158,7 +158,7 @@ def _with(path: Path, query: HistoryQuery, work: Callable[[sqlite3.Connection], 
     except (sqlite3.Error, OSError) as exc:
         if not path.exists():
             raise _Changing from None
-        if is_live(path) and "no such table" in str(exc):  # it was only just created
+        if is_live(path) and "no such table" in str(exc):  # the file has only just been created
             return []
         if is_live(path):
             raise _Changing(f"{path.name}: {exc}") from exc

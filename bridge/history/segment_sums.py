@@ -49,7 +49,7 @@ def hourly_sums(by: By, query: HistoryQuery) -> Statement:
 
 
 def has_key(query: HistoryQuery) -> bool:
-    """Whether more than kinds and times are asked for."""
+    """Whether the query is about more than kinds and times."""
     return bool(
         query.id or query.what or query.attempt or query.sender is not None or query.recipient or query.address
         or query.client or query.words
@@ -72,7 +72,7 @@ class SumsFile:
         self._directory.cleanup()
 
     def add(self, connection: sqlite3.Connection, by: By, query: HistoryQuery, live: bool) -> list[Any]:
-        """Those of the segment of this connection. Nothing in the segment is locked."""
+        """Adds the sums of this connection's segment. Nothing in the segment is locked."""
         connection.execute("ATTACH ? AS sums", (str(self._path),))
         connection.execute("PRAGMA sums.journal_mode=OFF")
         connection.execute("PRAGMA sums.synchronous=OFF")

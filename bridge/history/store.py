@@ -37,7 +37,7 @@ class HistoryReader(Protocol):
         """The newest first."""
 
     def find_within(self, query: HistoryQuery, seconds: float) -> Found:
-        """The same, but only as far back as is possible in about this time."""
+        """The same, but only as far back as it gets in about this time."""
 
     def count(self, by: By, query: HistoryQuery) -> list[Sum]:
         """Numbers of mails and bytes by this property: the largest first; hours and days in order."""
@@ -49,7 +49,7 @@ class HistoryReader(Protocol):
         """The time of the first mail that is still there; None if there is none."""
 
     def later(self, ids: Sequence[str]) -> list[LaterEvent]:
-        """What happened to these mails later, in order: the last `MAX_LATER` events."""
+        """What happened to these mails later, in order: the latest `MAX_LATER` events."""
 
 
 class HistoryStore(HistoryReader, Protocol):
@@ -62,7 +62,7 @@ class HistoryStore(HistoryReader, Protocol):
         """What happened to mails later."""
 
     def settle(self) -> None:
-        """Make what this process wrote ready to be deleted in its time, even if no mail comes any more."""
+        """Make what this process wrote ready to be deleted when its time comes, even if no more mail arrives."""
 
     def maintain(self, before: float, max_size: int | None) -> tuple[int, int]:
         """Delete what ended before this time, then the oldest until the rest fits. Returns both numbers."""

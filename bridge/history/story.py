@@ -64,9 +64,9 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    at: float | None  # Unix time; None: that of the step before
+    at: float | None  # Unix time; None: that of the previous step
     text: str
-    ended_at: float | None = None  # as far as it is known
+    ended_at: float | None = None  # as far as is known
     is_rule: bool = False  # this is the rule that decided
 
 
