@@ -22,7 +22,7 @@ class NotPermitted(TokenRefused):
 
 
 class ScanningDisabled(TokenRefused):
-    """403 of a service that does not scan for anybody (`scanSources`)."""
+    """403 from a service that does not scan for anybody (`scanSources`)."""
 
 
 class NotFound(ScanRefused):
@@ -38,7 +38,7 @@ class OtherDialect(ScanUnavailable):
 
 
 class BadGateway(ScanUnavailable):
-    """502 or 504: the service behind a proxy went away, or did not answer, while it had the mail."""
+    """502 or 504: the service behind a proxy disconnected or did not answer while it had the mail."""
 
 
 def read_result(url: str, answer: Answer, token: str) -> AnalysisResult:

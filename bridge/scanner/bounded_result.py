@@ -23,7 +23,7 @@ _FEW_TAGS, _FEW_CHARACTERS = 100, 600
 
 
 def bounded(result: AnalysisResult) -> AnalysisResult:
-    """The same decision; for nearly every mail the same object, found by one look at all its texts (1 to 3 us)."""
+    """The same decision; for nearly every mail the same object, after a single check of all its texts (1 to 3 us)."""
     tags = result.tags
     texts = (result.ggrid, result.verdict, result.created, result.completed, *tags)
     text = "".join(texts)

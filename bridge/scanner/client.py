@@ -45,19 +45,19 @@ __all__ = ["Host", "LateScan", "ScanGoesOn", "Scanner", "ScannerSettings"]
 
 log = logging.getLogger(__name__)
 
-# Our own generator, so that code which seeds the module's is not affected.
+# A separate generator, so that code that seeds the module's own does not affect it.
 _dice = random.Random()  # noqa: S311 - spreads load, keeps no secret
 
 
-_RETRY_S = 1.0  # between status requests to a host that refuses connections: its return is then seen at once
-_WEIGHT_0 = 0.1  # RFC 2782: a small chance beside records with a weight
+_RETRY_S = 1.0  # between status requests to a host that refuses connections, so that its return is noticed at once
+_WEIGHT_0 = 0.1  # RFC 2782: a small chance compared with records that have a weight
 _PRESSED = (QueueStatus.YELLOW, QueueStatus.RED)
 # Python 3.11: looking up an enum member takes 0.3 us (`bridge/scanner/circuit.py`).
 _RED, _CLOSED = QueueStatus.RED, State.CLOSED
 
 
 def _ignore(url: str) -> None:
-    """Nobody wants to know."""
+    """For callers that do not need to know."""
 
 
 class Scanner:
@@ -170,7 +170,7 @@ class Scanner:
     def _learn_from(
         self, attempt: Attempt, error: NotReached | ScanError | Saturated, tenant: str | None, doubts: list[Doubt]
     ) -> ScanError | Saturated:
-        """Note what a failure says about the host, and whether the mail may be the cause. Returns it as an error."""
+        """Note what a failure says about the host, and whether the mail may be the cause. Returns the final error."""
         host = attempt.host
         if isinstance(error, NotReached):
             host.learn(Event.UNREACHABLE, self._loop.time())
@@ -182,7 +182,7 @@ class Scanner:
             return problem
         if isinstance(error, Saturated):
             is_known = isinstance(error, NoRoom) or host.status in _PRESSED
-            if error.retry_after_s and not is_known:  # is it full, or was it this mail?
+            if error.retry_after_s and not is_known:  # is the host full, or was this mail the reason?
                 self._trials.start(host, tenant)
             return error
         host.failed(error)
@@ -269,14 +269,14 @@ class Scanner:
         return min(pauses)
 
     async def _discover_first(self, deadline: float) -> None:
-        """Until DNS has answered once, mail waits for it as it waits for a connection."""
+        """Until DNS has answered once, mail waits for DNS as it waits for a connection."""
         if self._first_look is None or self._first_look.done():
             self._first_look = asyncio.create_task(self.discover())
         wait_s = min(self._settings.connect_timeout_s, deadline - self._loop.time())
         await asyncio.wait({self._first_look}, timeout=max(0.0, wait_s))
 
     async def _watch_lastingly(self, host: Host) -> None:
-        """An unexpected answer of one host must not end the watch of all."""
+        """An unexpected answer from one host must not end the watch of all hosts."""
         await lasting(partial(self._watch, host), f"status of scanner {host.url}")
 
     async def _watch(self, host: Host) -> None:
@@ -306,7 +306,7 @@ class Scanner:
     def _free_slots_of(self, host: Host) -> None:
         """Give up the late scans of a frozen host: they would occupy slots for as long as a scan may take.
 
-        Not while all hosts are silent: with free slots, more mail would wait for them for nothing, while now it is
+        Not while all hosts are silent: with free slots, more mail would wait for them in vain; without them, it is
         refused at MAIL.
         """
         if host.awaited and host.is_lost and not all(other.silent for other in self.hosts):

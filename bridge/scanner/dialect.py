@@ -1,4 +1,4 @@
-"""The dialect: how one host of the scanner is spoken to.
+"""The dialect: how the bridge talks to one host of the scanner.
 
 Bytes of requests out, answers in, and no I/O: hosts, circuits, deadlines, late decisions and failover are the same
 for every dialect and know nothing of them. One object per host, because a dialect may have to introduce itself before
@@ -23,7 +23,7 @@ class Dialect(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether a mail may be sent; otherwise `status` comes first, until its answer is a status."""
+        """Whether a mail may be sent; otherwise `status` is sent first, until its answer is a status."""
 
     def submission(
         self, request: AnalysisRequest, message: Message, header: bytes, request_id: bytes

@@ -1,4 +1,4 @@
-"""Discovery: which hosts does a name in DNS stand for now?
+"""Discovery: which hosts does a name in DNS currently stand for?
 
 Hosts come and go with the addresses or SRV records of the configured names, looked up in the background as often as
 their TTL says, within two bounds. No mail waits for DNS, except for the very first answer. Whatever goes wrong (no
@@ -8,7 +8,7 @@ fails must not stop mail that the scanners could take.
     addresses   each A and AAAA record is a host. TLS and the Host field use the name in the URL, because that is the
                 name in the certificates
     srv         each SRV target is a host, with the port of the record. TLS uses the target's name: every node proves
-                its identity with its own certificate. A forged SRV record could therefore name a host of the forger,
+                its identity with its own certificate. A forged SRV record could therefore name the forger's own host,
                 with a valid certificate: SRV records are trusted like the configuration
 
 Knows no host's state: `client.py` decides which host gets mail.

@@ -32,21 +32,21 @@ from bridge.scanner.requests import STATUS, Request, new_id
 
 log = logging.getLogger(__name__)
 
-_SLOW_LEAD = 1.1  # of the time that a test mail may take: how long before its deadline a mail counts as slow
-_MAX_STEPS = 4  # requests until a host that has to know us first reports its status
+_SLOW_LEAD = 1.1  # times what a test mail may take: how long before its deadline a mail counts as slow
+_MAX_STEPS = 4  # requests until a host to which we must first introduce ourselves reports its status
 
 # Called with the time at which the request began, and with how long a test mail may take.
 OnSlow = Callable[[Host, Request, float, float], None]
 
 
 class Obstacle(Enum):
-    """What prevents a connection, as far as an operator does different things about it."""
+    """What prevents a connection, in so far as operators respond to it differently."""
 
     WRONG_NAME = auto()  # the certificate is for another name
     EXPIRED = auto()
-    UNTRUSTED = auto()  # any other problem of the certificate
+    UNTRUSTED = auto()  # any other problem with the certificate
     NOT_TLS = auto()
-    REFUSED = auto()  # nobody listens there
+    REFUSED = auto()  # nothing listens there
     OTHER = auto()
 
 
@@ -55,7 +55,7 @@ _OF_CERTIFICATE = {10: Obstacle.EXPIRED, 62: Obstacle.WRONG_NAME, 64: Obstacle.W
 
 
 class NotReached(Exception):
-    """No connection to this host: another one may be tried. `was_sent`: an earlier one was lost with the mail."""
+    """No connection to this host: another host may be tried. `was_sent`: an earlier one was lost with the mail."""
 
     was_sent = False
 
@@ -65,7 +65,7 @@ class NotReached(Exception):
 
 
 class HostNotReached(ScanUnavailable):
-    """The same, as an error of the mail."""
+    """The same, as the error of a mail."""
 
     def __init__(self, host: Host, cause: NotReached) -> None:
         super().__init__(f"{host.url}: {cause}")
@@ -131,7 +131,7 @@ class Exchange:
                     del waiting  # breaks a reference cycle: it holds the error, whose traceback holds this frame
                 again = True
         except NotReached as exc:
-            exc.was_sent = again  # the server closed the idle connection, or the request was its end
+            exc.was_sent = again  # the server closed the idle connection, or crashed on the request
             raise
 
     def _is_for_us(self, answer: Answer, host: Host, connection: ScannerConnection, reused: bool) -> bool:
@@ -191,13 +191,13 @@ class Exchange:
         raise ScanMalformed(f"{host.url}: the scanner did not complete the registration")
 
     async def _introduce(self, host: Host, deadline: float) -> None:
-        """Ask for the status, after which the host knows us. One mail does so for all that wait. Raises like it."""
+        """Ask for the status, after which the host knows us. One mail does so for all that wait. Raises the same."""
         try:
             async with host.asking(deadline):
                 if not host.dialect.is_ready:
                     await self._ask_status(host, deadline)
         except DeadlinePassed as exc:
-            if exc.late is not None:  # an answer to the introduction is not one to the mail
+            if exc.late is not None:  # an answer to the introduction is not an answer to the mail
                 exc.late.abandon()
             raise DeadlinePassed(None) from None
 
@@ -209,7 +209,7 @@ def _obstacle(exc: OSError) -> Obstacle:
 
 
 def _check_may_repeat(error: WrongAnswer | ConnectionLost | AnswerTooLarge, host: Host, reused: bool) -> None:
-    """Returns if a reused connection was most likely closed before the request was read, or has lost count of answers.
+    """Returns if a reused connection was most likely closed before the request was read, or has got out of step.
 
     Raises ScanError.
     """

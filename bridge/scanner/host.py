@@ -44,7 +44,7 @@ class ScannerSettings:
     status_interval_s: float = 5.0
     resubmit: bool = False  # a mail that was sent completely may be sent to another host as well
     max_request_bytes: int | None = None  # for a service that counts the form around the mail as well
-    tenant_uid: str | None = None  # of mail that belongs to no other tenant; `try_scan` sends one
+    tenant_uid: str | None = None  # for mail that belongs to no other tenant; `try_scan` sends such a mail
     dialect: MakeDialect = EmailScanning
     discovery: DiscoverySettings | None = None  # the hosts behind `urls` are found in DNS
 
@@ -74,13 +74,13 @@ class Host:
         self.status_problem = ""  # what the last status request failed with
         self.scan_problem = ""  # what the last scan failed with, if none has succeeded since
         self._has_status = False  # it has answered a status request before
-        self.awaited: set[ScannerConnection] = set()  # connections that a late answer is expected on
+        self.awaited: set[ScannerConnection] = set()  # connections on which a late answer is expected
         self.saturated_until = 0.0
         self.saturated_at = 0.0
         self.certificate: bytes | None = None  # of the last connection, as DER
         self.date = b""  # the Date field of its last status answer
         self.circuit = Circuit(settings.status_interval_s)
-        self.decided_since = 0.0  # when the mail was sent that was sent last of those it has decided on
+        self.decided_since = 0.0  # of the mails it has decided on, when the last one was sent
         self.echoes = False  # its answers carry our request id
         self.is_broken = False  # it failed on the test mail, and has decided on none since
         self.check: asyncio.Task[bool | None] | None = None  # whether it decides on the test mail
@@ -92,7 +92,7 @@ class Host:
         self._idle: list[ScannerConnection] = []
         self._shared: SharedByConnections | None = None
         self._names = NameLookup()
-        self._reached = ""  # the address that accepted last
+        self._reached = ""  # the last address that accepted a connection
         self._closed = False
         self._asking = asyncio.Lock()
 
@@ -131,7 +131,7 @@ class Host:
 
     @property
     def outage(self) -> tuple[str, str]:
-        """Why no mail is scanned here, as far as we know, and the case of the policy; empty if mail is scanned."""
+        """Why no mail is scanned here, as far as we know, and which policy case applies; empty if mail is scanned."""
         if "(401)" in self.status_problem:  # with 403, the token may still have the permission to scan
             return self.status_problem, "refused"
         is_back = self.circuit.state is State.CLOSED or (self.circuit.state is State.HALF_OPEN and not self.silent)
@@ -144,12 +144,12 @@ class Host:
         return "", ""
 
     def age_s(self, now: float) -> float | None:
-        """How old our knowledge is: the last status request, or the last mail it decided on. None without either."""
+        """The age of what we know: of the last status request or the last mail it decided on. None without either."""
         known = max(self._asked_at or 0.0, self.decided_since)
         return max(now - known, 0.0) if known else None
 
     def result_of(self, answer: Answer, now: float, began: float) -> AnalysisResult:
-        """The decision in an answer to a mail that was sent at `began`. Tells the circuit about all but failures.
+        """The decision in an answer to a mail that was sent at `began`. Updates the circuit, except on a failure.
 
         Raises ScanError, Saturated.
         """
@@ -241,7 +241,7 @@ class Host:
         return place is not None and (place.name, place.base_url) == (self.place.name, self.place.base_url)
 
     async def connect(self, timeout_s: float) -> ScannerConnection:
-        """To the first address that accepts; each gets its part of the time. Raises OSError, ssl.SSLError."""
+        """To the first address that accepts; each gets an equal share of the time. Raises OSError, ssl.SSLError."""
         *others, last = sorted(self.place.addresses, key=lambda address: address != self._reached)
         part_s = timeout_s / len(self.place.addresses)
         for address in others:

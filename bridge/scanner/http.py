@@ -10,8 +10,8 @@ The connection enforces the deadline. If the deadline passes after the request w
 the caller is released, but the connection keeps waiting, and the answer can still be collected later.
 
 An answer must belong to its request: if this is wrong, a mail gets another mail's decision. Bytes that have
-arrived before the request is written end the connection, and so do bytes behind an answer. An answer that
-carries a request id (`bridge/api/request_id.py`) must carry ours.
+arrived before the request is written end the connection, and so do bytes after an answer. An answer that carries a
+request id (`bridge/api/request_id.py`) must carry ours.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class ScannerConnection(asyncio.Protocol):
         return socket_has_unread(self._socket)
 
     def check_deadlines(self) -> None:
-        """Start a timer if the deadline, or the time before it, lies before the shared timer's next check."""
+        """Start a timer if the deadline or `slow_at` lies before the shared timer's next check."""
         deadline = self._slow_at if self._slow_at < self._deadline else self._deadline
         if deadline > self._shared.timer.next_tick_at:
             return
@@ -269,7 +269,7 @@ class ScannerConnection(asyncio.Protocol):
         self._is_paused = False
         if self._unsent is None or self._answer is None:
             return
-        if self._answer.done():  # an early 413, or a lost connection
+        if self._answer.done():  # an early 413, or the connection was lost
             self._unsent = None
         else:
             self._send_on()

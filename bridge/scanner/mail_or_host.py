@@ -25,7 +25,7 @@ from bridge.scanner.requests import Request, Submission
 
 @value
 class Attempt:
-    """A mail that is sent to a host, with what was known of the host before."""
+    """A mail that is sent to a host, with what was known about the host before."""
 
     host: Host
     began: float
@@ -36,8 +36,8 @@ class Attempt:
     def host_is_down(self) -> bool:
         """Whether a host that did not answer in time is known not to work, whatever the mail.
 
-        It failed on the test mail, or it was known to be down before it got the mail. If nothing is known, the mail
-        may be the reason: on a quiet host, or beside other slow mail of the same sender.
+        It failed on the test mail, or it was known to be down before it got the mail. If nothing is known, the mail may
+        be the reason: the host may be quiet, or busy with other slow mail from the same sender.
         """
         host = self.host
         check = host.check
@@ -56,7 +56,7 @@ class Doubt:
 
 
 class Trials:
-    """Sends hosts the test mail, to each one at a time."""
+    """Sends hosts the test mail, to each host one at a time."""
 
     def __init__(self, exchange: Exchange, limit_s: float) -> None:
         self._exchange = exchange
@@ -69,7 +69,7 @@ class Trials:
             host.check = asyncio.create_task(self._works(host, tenant, min(self._limit_s, limit_s)))
 
     def start_if_slow(self, host: Host, request: Request, since: float, limit_s: float) -> None:
-        """A mail comes close to its deadline: is the host slow, or the mail?"""
+        """A mail comes close to its deadline: is the host the reason, or the mail?"""
         if host.decided_since <= since:
             self.start(host, request.tenant_uid, limit_s)
 
@@ -78,7 +78,7 @@ class Trials:
         attempt, error = doubt.attempt, doubt.error
         works = True if attempt.host.decided_since > attempt.began else await _result(attempt.host.check, deadline)
         if isinstance(error, Lost | BadGateway):
-            # A mail that ends the scanner's process leaves a host behind that does not work, but did before.
+            # After a mail that ends the scanner's process, the host does not work, but it did before.
             return error if attempt.was_broken and works is not True else ScanFailed(str(error))
         if works is None and attempt.host.checked_at < attempt.began:  # the test mail for an earlier mail is unanswered
             self.start(attempt.host, attempt.host.probe_tenant)

@@ -1,9 +1,9 @@
 """The test mail that shows whether a scanner works.
 
 A failure does not show whether the mail or the scanner is the cause, and the sender may have made the mail
-for that purpose. A mail that no sender can change answers the question. It
-goes to the scanner only, and never to a recipient: after a failure, and from `scanbridge check`, because a service
-may answer status requests and refuse to scan.
+for that purpose. A mail that no sender can change answers the question. It goes only to the scanner, never to a
+recipient: after a failure, and from `scanbridge check`, because a service may answer status requests but refuse to
+scan.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ADDRESS = "postmaster@localhost"
 SUBJECT = "scanbridge: does the scanner work?"
 
 _BORDER = BorderMtaData(ADDRESS, (ADDRESS,), "127.0.0.1", "localhost")
-_SPOOL = Spool(1024 * 1024)  # apart from the mail in processing, which may have used up its own
+_SPOOL = Spool(1024 * 1024)  # separate from that of the mail in processing, which may be full
 
 
 def probe_mail(tenant: str | None) -> tuple[AnalysisRequest, Message]:

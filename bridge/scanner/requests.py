@@ -1,4 +1,4 @@
-"""The requests to a scanner host, which its dialect writes: a mail to be scanned, and the question for its status.
+"""The requests to a scanner host, which its dialect writes: a mail to be scanned, and the request for its status.
 
 Each carries a random id, which our own service repeats in its answer. The content of a mail is read while it is
 sent. Knows nothing of connections or answers.
@@ -53,7 +53,7 @@ STATUS = _Status()
 
 
 def _draw() -> Iterator[bytes]:
-    """Random request ids, also boundaries. Drawn by the hundred, because each draw is a system call."""
+    """Random request ids, which also serve as boundaries. Drawn by the hundred, because each draw is a system call."""
     while True:
         drawn = os.urandom(100 * BOUNDARY_BYTES // 2).hex().encode("ascii")
         yield from (drawn[start : start + BOUNDARY_BYTES] for start in range(0, len(drawn), BOUNDARY_BYTES))

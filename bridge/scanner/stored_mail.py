@@ -24,7 +24,7 @@ def as_mail(file: BinaryIO) -> Message:
 
 
 def _blocks(file: BinaryIO) -> Iterator[bytes]:
-    """Other threads wait for a whole `replace`, and memory is for a few mails. No block ends within a CRLF."""
+    """In blocks: other threads wait for a whole `replace`, and memory is limited. No block ends within a CRLF."""
     after = b""
     while block := after + file.read(_BLOCK):
         after = file.read(1) if block.endswith(b"\r") else b""

@@ -2,8 +2,8 @@
 
 Only what the operator allows is kept (`scanner.allow_changes`). A scanner repeats what a sender wrote, so a value is
 checked as if the sender had written it: nothing in it can end a line, hide another field, or change how the body is
-read. A wish that fails is left out; the decision stands. If this is wrong, a sender adds header fields of any kind
-to a mail, or writes a second line into our reply.
+read. A change that fails this check is left out; the decision stands. If this is wrong, a sender adds header fields of
+any kind to a mail, or writes a second line into our reply.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIXED = re.compile(r"(?i)content-.*|mime-version|received|return-path|bcc|resen
 
 
 class Wishes:
-    """Collects the allowed wishes of one answer."""
+    """Collects the allowed changes that one answer requests."""
 
     def __init__(self, allowed: frozenset[str], prefix: str) -> None:
         self._allowed = allowed

@@ -53,7 +53,7 @@ class EmailScanning:
         if answer.status == 200 and not answer.early and b"content-encoding" not in answer.headers:
             try:
                 return AnalysisResult.from_json(answer.body)
-            except (ValueError, RecursionError):  # `read_result` names it
+            except (ValueError, RecursionError):  # `read_result` reports what is wrong
                 pass
         return read_result(self._url, answer, self._token)
 

@@ -34,7 +34,7 @@ VERSION = "1.0"
 STAGE = "data"
 DISCOVERY = "/.well-known/mta-hooks"
 PROPERTIES = ("/stage", "/action", "/timestamp", "/protocol", "/rawMessage", "/envelope", "/queue", "/client")
-_NEEDED = {"/rawMessage", "/envelope"}  # a scanner that does not want them cannot decide on a mail
+_NEEDED = {"/rawMessage", "/envelope"}  # a scanner that does not request them cannot decide on a mail
 
 _DECISIONS = {"accept": Decision.DELIVER, "discard": Decision.DROP, "quarantine": Decision.QUARANTINE}
 _ID = re.compile(r"[A-Za-z0-9_:-]{1,255}")
@@ -45,7 +45,7 @@ _STATUS, _OFFER, _REGISTRATION = "the status", "the discovery document", "the re
 @dataclass(frozen=True, slots=True)
 class HooksSettings:
     version: str = "0"  # ours
-    timeout_s: float = 90.0  # how long we wait for a decision, as we tell the host
+    timeout_s: float = 90.0  # how long we wait for a decision; the host is told
     allowed: frozenset[str] = frozenset()  # the changes that are carried out, see `allowed_changes`
     prefix: str = "X-Scan-"  # of the header fields that only we may write
 
@@ -113,7 +113,7 @@ class MtaHooks:
             raise unreadable(self._url, answer, self._token) from exc
 
     def _read(self, found: Any) -> AnalysisResult:
-        """All of the answer is understood, or ValueError is raised."""
+        """Raises ValueError unless all of the answer is understood."""
         if not isinstance(found, dict) or found.keys() - {"set", "add", "delete"}:
             raise ValueError("not a list of changes")
         action: Any = "accept"
@@ -189,7 +189,7 @@ class MtaHooks:
                 return None
             need_status(self._url, answer)
             return QueueStatus.GREEN
-        offer, self._offer = self._offer, None  # after an error, from the beginning
+        offer, self._offer = self._offer, None  # after an error, we start from the beginning
         try:
             if self._asked is _OFFER or offer is None:
                 need_status(self._url, answer)
