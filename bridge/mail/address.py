@@ -2,15 +2,15 @@
 
 Tenants, policies, routes, lists and the service's analyses all choose by domain. `user@example.org.`,
 `USER@EXAMPLE.ORG` and, for an internationalised domain, its Unicode form and its `xn--` form are the same domain to the
-mail server behind us. If one of us thought otherwise, a mail would miss its tenant, its policy, its lists or its next
-hop. Only comparisons use this spelling: what is sent on stays as it came.
+mail server behind us. If one of our components read them differently, a mail would miss its tenant, its policy, its
+lists or its next hop. Only comparisons use this spelling: what is sent on stays as it came.
 
 International domains follow UTS 46 without the transitional rules, as mail servers and browsers do (the tables are
 those of the package `idna`): `stra\u00dfe.example` is not `strasse.example`, which may have another owner. Python's own
 codec implements IDNA 2003, where they are equal. Labels that the standard does not allow (an emoji, a joiner) are
 converted too, since some server may accept them. Nothing here raises. The time is bounded: input longer than any
-address, without the characters that do not count, is not converted, neither is a label that would be longer than DNS
-allows, and what was converted is remembered, because each step of a mail asks again for each recipient.
+address, without the characters that do not count, is not converted, nor is a label that would be longer than DNS
+allows; and what was converted is remembered, because each step of a mail asks again for each recipient.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from functools import cached_property, lru_cache
 
 import idna
 
-MAX_DOMAIN = 2048  # characters: as many as a milter's address; a name may be written with ignored ones in between
+MAX_DOMAIN = 2048  # characters: as many as in a milter's address; a name may contain characters that are ignored
 _MAX_NAME, _MAX_LABEL = 253, 63  # RFC 1035 2.3.4, without the trailing dot
 _MAX_WRITTEN = 255  # characters of a domain: a longer one is not a name, or is full of ignored characters
-_MAX_ADDRESS = 1000  # characters; RFC 5321 4.5.3.1.3 allows 254, mail servers somewhat more
+_MAX_ADDRESS = 1000  # characters; RFC 5321 4.5.3.1.3 allows 254, and mail servers somewhat more
 _DOTS = re.compile("[.\u3002\uff0e\uff61]")  # UTS 46 section 2.3
-_KEPT = r'("(?:[^"\\]|\\.)*"|\\.)'  # quoted text; and an escaped character, so that the time is linear
+_KEPT = r'("(?:[^"\\]|\\.)*"|\\.)'  # quoted text, or an escaped character, so that the time is linear
 _COMMENT = re.compile(rf"{_KEPT}|\((?:[^()\\]|\\.)*\)", re.DOTALL)
 _SPACE = re.compile(rf"{_KEPT}|[ \t]+", re.DOTALL)
 _ODD = re.compile(r'["()<> \t]')  # in a domain: the @ before it may be part of a comment or of quoted text
@@ -39,7 +39,7 @@ _QUOTED_LOCAL = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _ROUTING = re.compile("[%!@:]")  # in a local part: mail servers read victim%example.org, example.org!victim, ...
 _NO_NAME = re.compile(r'[\s%!@:;,<>()"\\\[\]]')
 _JOINERS = "\u200c\u200d"
-_IGNORED = re.compile(  # by UTS 46, and joiners
+_IGNORED = re.compile(  # according to UTS 46, and joiners
     "[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200d\u2060-\u2064\u206a-\u206f\u3164\ufe00-\ufe0f\ufeff"
     "\uffa0\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0100-\U000e01ef]+"
 )
@@ -94,19 +94,19 @@ _NONE = KnownDomains()
 def has_certain_domain(address: str, known: KnownDomains = _NONE) -> bool:
     """Whether all mail servers deliver this recipient by the domain that `domain_of` finds.
 
-    Many also take `%`, `!` and a quoted `@` in a local part for the real address, and complete one without a domain
-    with their own. `postmaster` alone is valid (RFC 5321 4.5.1). An address literal means whatever mail that host
+    Many also take a local part with `%`, `!` or a quoted `@` for the real address, and add their own domain to an
+    address without one. `postmaster` alone is valid (RFC 5321 4.5.1). An address literal means whatever mail that host
     takes, so it must be one of the `known` domains, except for `postmaster`. Some mail servers may read a domain as
     another one of those: see `_may_be_another`.
     """
     if len(address) > _MAX_ADDRESS or len(address.rpartition("@")[2]) > _MAX_WRITTEN:
-        return False  # no mail server can deliver it; finding out what it may mean would take long
+        return False  # no mail server can deliver it; finding out what it may mean would take too long
     if _PLAIN_ADDRESS.fullmatch(address):
         written = address.rpartition("@")[2]
         return "." in written[:-1] or not _may_be_another(comparable_domain(written), written, known)
     if address.lower() == "postmaster":
         return True
-    if _without_comments(address).count("@") != 1:  # a source route, or one of them is in the local part
+    if _without_comments(address).count("@") != 1:  # a source route, or an @ in the local part
         return False
     local, written = split_address(address)
     if _QUOTED_LOCAL.fullmatch(local):
@@ -190,7 +190,7 @@ def _literal(name: str) -> str:
 
 
 def _from_unicode(domain: str) -> str:
-    """Label by label from the right, up to the length of a name: beyond that, no conversion is worth its time."""
+    """Label by label from the right, up to the length of a name: beyond that, conversion is not worth the time."""
     if len(domain) > MAX_DOMAIN:
         domain = _IGNORED.sub("", domain)  # as many as a sender likes: browsers open the name that is left
     if len(domain) > MAX_DOMAIN:
@@ -206,7 +206,7 @@ def _from_unicode(domain: str) -> str:
 
 
 def _mapped(label: str) -> str:
-    """In lower case, composed, full-width letters replaced and ignored characters removed (UTS 46 section 4)."""
+    """Lower-cased and composed, with full-width letters replaced and ignored characters removed (UTS 46 section 4)."""
     if label.isascii():
         return label.lower()
     characters = list(map(_mapped_character, label))

@@ -3,11 +3,11 @@
 Readers trust such a field for the name at its beginning, the authserv-id. A field in an incoming mail that has our
 name is forged and must be removed; fields of other servers must be kept (section 5). So the name is read as the
 grammar defines it: after folding and comments, as a token or a quoted string, in any letter case, with or without a
-version number; and as readers find it that remove comments, quotes and white space before they look. A field in which
-no name can be read (a comment or quoted string that does not end) counts as ours if it contains our name, and so does
-one with an encoded word (RFC 2047) before the first semicolon, which is not allowed there: some readers decode before
-they look. So do odd fields after the first hundred of them. The time is linear. If this is wrong, senders can vouch for
-themselves.
+version number; and also as it appears to readers that remove comments, quotes and white space before they look. A field
+in which no name can be read (a comment or quoted string that does not end) counts as ours if it contains our name, and
+so does one with an encoded word (RFC 2047) before the first semicolon, which is not allowed there: some readers decode
+before they look. So do odd fields after the first hundred of them. The time is linear. If this is wrong, senders can
+vouch for themselves.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class OwnResults:
         return _FIELDS.remove(head, self.reader())
 
     def reader(self) -> Callable[[bytes], bool]:
-        """`is_own` for the fields of one mail. Beyond a number that no honest mail has, odd ones count as ours."""
+        """`is_own` for the fields of one mail. Beyond a number that no honest mail reaches, odd ones count as ours."""
         numbers = count()
         return lambda value: (_ODD.search(value) is not None and next(numbers) >= _MAX_ODD) or self.is_own(value)
 
@@ -136,7 +136,7 @@ def _joined(text: bytes) -> bytes:
 
 
 def _result(method: str, result: str, sender_domain: str, helo: str) -> str:
-    """One result; "" if the word is not in the registry. The tag of a mail that fails DMARC has the policy."""
+    """One result; "" if the word is not in the registry. The tag of a mail that fails DMARC names the policy."""
     if method == "dmarc" and result in _POLICIES:
         return f"dmarc=fail (p={result})"
     if result not in _RESULTS[method]:

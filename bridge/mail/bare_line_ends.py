@@ -1,7 +1,7 @@
 """Line ends: is every CR and LF of a mail part of a CRLF, and is there no NUL?
 
-Some mail server takes a bare CR or LF for a line end. It then sees the final dot, and a second mail with an envelope of
-its own, in the middle of a mail that we have scanned as one (SMTP smuggling). The SMTP intake checks each mail as it
+Some mail servers take a bare CR or LF for a line end. They then see the final dot, and a second mail with its own
+envelope, in the middle of a mail that we have scanned as one (SMTP smuggling). The SMTP intake checks each mail as it
 arrives; the relay checks every other mail before it is sent. Bytes are never repaired.
 """
 

@@ -19,8 +19,8 @@ from bridge.runtime.value import value
 _END = re.compile(rb"\r\n(?![ \t])")
 
 # A field that every reader sees in the same way. White space before the colon is obsolete syntax (4.5), but common
-# enough; it stays part of the name. A line of white space alone ends the header section for some readers, and so does
-# a bare CR, LF or NUL: with them, there is no match.
+# enough; it stays part of the name. A line of white space alone ends the header section for some readers, and so does a
+# bare CR, LF or NUL: fields with these do not match.
 _CLEAN_FIELD = re.compile(rb"([!-9;-~]+[ \t]*):([^\r\n\0]*(?:\r\n(?=[ \t]+[^ \t\r\n\0])[^\r\n\0]+)*)\r\n")
 _CLEAN_HEAD = re.compile(rb"(?:[!-9;-~]+[ \t]*:[^\r\n\0]*(?:\r\n[ \t]+[^ \t\r\n\0][^\r\n\0]*)*\r\n)*")  # of such fields
 
@@ -50,7 +50,7 @@ def clean_fields(head: bytes) -> list[Field] | None:
 
 
 def clean_fields_from_top(head: bytes) -> Iterator[Field] | None:
-    """The same for those who need only some: a header section may have a quarter of a million fields."""
+    """The same, for callers that need only some: a header section may have a quarter of a million fields."""
     if head and not head.endswith(b"\r\n"):
         head += b"\r\n"
     if _CLEAN_HEAD.fullmatch(head) is None:

@@ -1,6 +1,6 @@
 """Dots at the beginning of a line: SMTP doubles them, and a line with nothing but a dot ends the mail.
 
-`bytes.find` looks at each byte for a pattern of several bytes, but leaves the search for a single byte to the C
+`bytes.find` looks at each byte when it searches for several bytes, but leaves the search for a single byte to the C
 library, which is forty times as fast (Python 3.11: 64 KiB in 70 us and 1.5 us). Encoded content has no dots at all, and
 a header section has few, so in a long block each dot is examined, until there are too many. Knows nothing about mails.
 If this is wrong, a mail is changed, cut short, or split in two.
@@ -8,7 +8,7 @@ If this is wrong, a mail is changed, cut short, or split in two.
 
 from __future__ import annotations
 
-_SHORT = 16 * 1024  # bytes: looking at the dots of a header section would cost as much
+_SHORT = 16 * 1024  # bytes: looking at each dot of a header section would cost as much
 _FEW = 32
 
 

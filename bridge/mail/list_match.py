@@ -12,8 +12,8 @@ class ListAction(StrEnum):
     SKIPPED = "skipped"  # not scanned
     SHADOW_REFUSED = "shadow_refused"  # would have been refused; shadow mode only reports it
     SHADOW_SKIPPED = "shadow_skipped"
-    BLOCKED = "blocked"  # by an entry of the recipient: withheld from this recipient alone
-    ALLOWED = "allowed"  # by an entry of the recipient: handed on to this recipient alone
+    BLOCKED = "blocked"  # by the recipient's own entry: withheld from this recipient alone
+    ALLOWED = "allowed"  # by the recipient's own entry: handed on to this recipient alone
 
 
 @value

@@ -33,7 +33,7 @@ class ByteAccount(Protocol):
     def in_use(self) -> int: ...
 
     def take(self, count: int, limit: int) -> bool:
-        """Count `count` bytes more; False, and no change, if that would pass the limit."""
+        """Count `count` more bytes; False, and no change, if that would exceed the limit."""
 
     def give_back(self, count: int) -> None: ...
 
@@ -138,7 +138,7 @@ class Message:
         return self._written if self._head is None else self._written - self._skip + len(self._head)
 
     def write(self, chunk: bytes, is_last: bool = True) -> None:
-        """Append. Raises Saturated above the common limit, OSError when the disk is full.
+        """Append. Raises Saturated above the common limit, and OSError when the disk is full.
 
         A mail that has nearly reached its memory limit, and is not complete, is moved to the file early: hundreds of
         mails may arrive at the same time, and all of them would wait in memory just below the limit.
@@ -149,7 +149,7 @@ class Message:
             self._file.write(chunk)
             return
         if self._chunks and len(chunk) < _SMALL and len(self._chunks[-1]) < _SMALL:
-            self._chunks[-1] += chunk  # a client that sends single bytes must not cost an object for each
+            self._chunks[-1] += chunk  # a client that sends one byte at a time must not cost an object for each
         else:
             self._chunks.append(chunk)
         if self._written > self._spool.memory_per_mail * (1 if is_last else _SPILL_EARLY):
@@ -205,7 +205,7 @@ class Message:
         return self._file is not None and self._spool.is_behind
 
     def stop(self) -> None:
-        """Its client is stopped because of the disk."""
+        """The client is stopped because of the disk."""
         if self._file is not None:
             self._file.expect(more=False)
 
@@ -257,7 +257,7 @@ class Message:
         return self._after_head()[:1] in (b" ", b"\t")
 
     def _after_head(self) -> bytes:
-        """The first two bytes behind `head`; b"" also if the whole mail is too short for the limit."""
+        """The first two bytes after `head`; also b"" if the whole mail is too short for the limit."""
         if self._written <= HEAD_LIMIT:
             return b""
         found = b""
@@ -291,7 +291,7 @@ class Message:
 
 
 class _WithHead(Message):
-    """Another message's content behind its own header section; it owns nothing."""
+    """Its own header section, followed by another message's content; it owns no resources."""
 
     __slots__ = ("_origin",)
 

@@ -11,12 +11,12 @@ from bridge.mail.reply import Reply
 
 
 class NextHopError(BridgeError):
-    """The mail was not handed on; `reply.is_foreign` says whether the next hop worded the reply, or we did."""
+    """The mail was not handed on; `reply.is_foreign` says whether the reply is in the next hop's words or in ours."""
 
     label = FailureLabel.NEXT_HOP
 
     replies: tuple[Reply, ...] = ()  # one per recipient, if they differ: some may have the mail
-    unsure: frozenset[int] = frozenset()  # recipients, by position: the whole mail was sent, and no answer came
+    unsure: frozenset[int] = frozenset()  # recipients, by position: the whole mail was sent, but no answer came
 
     def __init__(self, reply: Reply, text: str = "", *, is_about_recipient: bool = False) -> None:
         super().__init__(text or str(reply))

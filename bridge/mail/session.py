@@ -47,7 +47,7 @@ class Session:
     helo: str | None = None  # the peer's own HELO
     esmtp: bool = True
     is_told: bool = False  # a trusted peer named the client, or the profile says that it is the peer
-    in_header: bool = False  # the client is named in the mail's header, so it is unknown before the content
+    in_header: bool = False  # the client is named in the mail's header, so it is unknown until the content arrives
 
     @property
     def named_client(self) -> Client:

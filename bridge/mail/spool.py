@@ -1,6 +1,6 @@
 """The spool's disk: threads write to it, so that a disk that hangs does not stop the event loop.
 
-On a disk that hangs, a write, and even a close, does not return for minutes, and the event loop would stop with it. So
+On a disk that hangs, a write, and even a close, does not return for minutes, and the event loop would stop as well. So
 the event loop only hands blocks over, and these threads write them. A disk that hangs costs memory, for all mail of a
 process at most `max_unwritten`; beyond that, large mail is deferred. Mail that fits in memory is not affected.
 
@@ -19,19 +19,19 @@ from typing import Protocol
 from bridge.runtime.threads import Threads
 
 BLOCK = 256 * 1024
-LOOK_S = 0.02  # how often a client that was stopped is looked at
+LOOK_S = 0.02  # how often a stopped client is checked
 _ARRIVED_S = 0.02  # by then the bridge has read what a client had sent while it was stopped
 _THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class DiskLimits:
-    """Limits that no configuration key changes; tests set others."""
+    """Limits that no configuration key changes; tests set other values."""
 
     max_unwritten: int = 64 * 1024 * 1024  # bytes in a process; clients are stopped at half of it, or earlier
     hangs_after_s: float = 3.0  # for one block: the slowest disks take tenths of a second
     max_wait_s: float = 20.0  # for a disk that is slow, or threads that cannot be started; the mail is then deferred
-    in_memory: frozenset[str] = frozenset({"tmpfs", "ramfs"})  # file systems, which do not hang
+    in_memory: frozenset[str] = frozenset({"tmpfs", "ramfs"})  # file systems that do not hang
 
 
 class Writing(Protocol):
@@ -60,7 +60,7 @@ class SpoolDisk:
         self._let_go, self._let_go_at = 0, 0.0  # bytes expected from clients that were stopped, and since when
 
     def hangs_s(self) -> float:
-        """For how long the disk has not answered; 0 if it does."""
+        """For how long the disk has not answered; 0 if it is answering."""
         with self.lock:
             oldest = min(self._in_hand.values(), default=None)
         waited_s = 0.0 if oldest is None else time.monotonic() - oldest
@@ -74,7 +74,7 @@ class SpoolDisk:
         return self.unwritten > self._room() and not self.hangs_s()
 
     def _room(self) -> int:
-        """Not less than an eighth, which keeps the threads busy."""
+        """At least an eighth of the limit, which keeps the threads busy."""
         most = self.limits.max_unwritten
         return max(min(most - self.growing * BLOCK, most // 2), most // 8)
 
@@ -103,7 +103,7 @@ class SpoolDisk:
     def _start(self) -> None:
         try:
             self._threads.submit(self._work)
-        except (RuntimeError, OSError):  # no thread available: it is tried again with the next block of any mail
+        except (RuntimeError, OSError):  # no thread is available: the next block of any mail tries again
             self._jobs -= 1
 
     def take_out(self, file: Writing) -> None:
@@ -113,7 +113,7 @@ class SpoolDisk:
     # In a thread.
 
     def _work(self) -> None:
-        """One step of one file after another, so that none of them has to wait for all of another."""
+        """One step of each file in turn, so that no file has to wait until another is written completely."""
         while True:
             with self.lock:
                 file = next(iter(self._waiting), None)

@@ -48,7 +48,7 @@ class SpoolFile(Protocol):
         """
 
     def expect(self, *, more: bool) -> None:
-        """Whether a block may arrive at any moment; not from a client that is stopped. At first, it may."""
+        """Whether a block may arrive at any moment; not if the client is stopped. Initially, one may."""
 
     def close(self) -> None: ...
 
@@ -78,7 +78,7 @@ class DirectFile:
         return True
 
     def expect(self, *, more: bool) -> None:
-        """Nothing waits in memory."""
+        """Does nothing: no block waits in memory."""
 
     def close(self) -> None:
         if self.descriptor is not None:
@@ -99,7 +99,7 @@ class QueuedFile:
             disk.growing += 1
         self._directory = directory
         self._fd: int | None = None  # opened by the thread
-        self._is_in_memory = False  # the file system, which then does not hang
+        self._is_in_memory = False  # whether the file system is, so that it does not hang
         self._written = 0
         self._unwritten: list[bytes] = []
         self._error: OSError | None = None
@@ -111,7 +111,7 @@ class QueuedFile:
             return None if self._unwritten or self._is_closed else self._fd
 
     def write(self, chunk: bytes) -> None:
-        """Returns at once. Raises the OSError of an earlier block, or one if too much is unwritten."""
+        """Returns at once. Raises the OSError of an earlier block, or an OSError if too much is unwritten."""
         disk = self._disk
         with disk.lock:
             if self._error is not None:
@@ -215,7 +215,7 @@ class QueuedFile:
             self._error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
             return
         with disk.lock:
-            if not self._is_closed:  # in the meantime, which counted the block as gone
+            if not self._is_closed:  # otherwise `close` has already counted the block as gone
                 del self._unwritten[0]
                 self._written += len(chunk)
                 disk.unwritten -= len(chunk)

@@ -9,7 +9,7 @@ from time import monotonic, time_ns
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The ids of one mail in hexadecimal, as in the header, and both clocks at its start."""
+    """The ids of one mail in hexadecimal, as in the header, and its start on both clocks."""
 
     trace_id: str
     mail_id: str  # the span of the whole mail
