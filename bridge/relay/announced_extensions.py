@@ -1,4 +1,4 @@
-"""The extensions that a next hop has announced lately.
+"""The extensions that a next hop has recently announced.
 
 If a mail needs an extension that is missing now but was announced within the last hour, it is deferred: a cluster of
 mail servers may be in the middle of an upgrade, or a firewall may have interfered. If the extension stays missing, the
@@ -18,7 +18,7 @@ _MAX_REMEMBERED = 100
 
 class AnnouncedExtensions:
     def __init__(self) -> None:
-        self._last: dict[str, float] = {}  # when each was last announced
+        self._last: dict[str, float] = {}  # when each one was last announced
 
     def note(self, names: Collection[str]) -> None:
         now = monotonic()

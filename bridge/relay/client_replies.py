@@ -2,7 +2,7 @@
 
 The next hop's answer becomes ours, but some replies may not reach a client unchanged. These become a 451:
 
-- a 421 or 521, which would make the client disconnect over a problem of this mail alone;
+- a 421 or 521, which would make the client disconnect because of a problem with this mail alone;
 - a refusal of our connection because it is not encrypted or not authenticated, such as a 530: the mail is not to
   blame, and with opportunistic TLS a single failed handshake is enough to cause it;
 - a success that answers no command, which must never look like success.

@@ -1,7 +1,7 @@
 """The commands for one mail: its envelope in the terms that the next hop announced.
 
-An envelope is sent exactly as it came, or refused before a byte is sent. If the next hop does not announce
-the extension, these are left out, because the mail arrives anyway:
+An envelope is sent exactly as it came, or refused before a byte is sent. If the next hop does not announce their
+extension, these parameters are left out, because the mail arrives anyway:
 
 - DSN's RET, ENVID, NOTIFY, ORCPT: the next hop then reports as it does by default (RFC 3461 5.2.2);
 - AUTH=: a statement about the sender that helps only where it is understood;
@@ -9,8 +9,8 @@ the extension, these are left out, because the mail arrives anyway:
 
 Refused: NOTIFY=SUCCESS without DSN (550 5.3.3: the sender would wait for a report that never comes),
 SMTPUTF8 (550 5.6.7), content declared as 8-bit (554 5.6.3; we do not convert, because that would change the
-sender's bytes), any other parameter (555 5.5.4). These are `CannotCarry`, and become a 451 where the lack may be
-temporary: see `bridge/relay/relay.py`. 8-bit content that was not declared is sent as it is. A mail
+sender's bytes), any other parameter (555 5.5.4). These raise `CannotCarry`, which becomes a 451 if the extension may be
+missing only temporarily: see `bridge/relay/relay.py`. 8-bit content that was not declared is sent as it is. A mail
 server in front can find a better way if we do not announce the extension to it (`hide_extensions`).
 """
 
@@ -45,7 +45,7 @@ _PLAIN = re.compile(r"[!-*,-<>-~]*")  # needs no xtext encoding (RFC 3461: neith
 
 
 class CannotCarry(NextHopError):
-    """The next hop does not announce an extension that the mail needs. Nothing was sent: another one may be tried."""
+    """The next hop lacks an extension that the mail needs. Nothing was sent, so another next hop may be tried."""
 
     def __init__(self, extension: str, reply: Reply, text: str = "") -> None:
         super().__init__(reply, text, is_about_recipient=extension == "SMTPUTF8")
@@ -56,10 +56,10 @@ class CannotCarry(NextHopError):
 class Capabilities:
     """What the next hop announced after EHLO or LHLO."""
 
-    announced: tuple[str, ...] = ()  # its lines, unchanged
+    announced: tuple[str, ...] = ()  # the lines of its answer, unchanged
     names: frozenset[str] = frozenset()
     xforward: tuple[str, ...] = ()  # the attributes it accepts
-    is_all: bool = True  # False: after HELO or without the TLS it offers, it may have announced less than usual
+    is_all: bool = True  # False: after HELO, or without the TLS that it offers, it may have announced less than usual
 
     @classmethod
     def parse(cls, ehlo: Reply) -> Capabilities:
@@ -120,7 +120,7 @@ def _body(param: str, value: str, names: frozenset[str], tx: Transaction, head: 
 
 
 def _path(address: str) -> str:
-    """An address from another intake than SMTP (a milter's, if its mail was quarantined) was never parsed as a path.
+    """An address that did not come by SMTP (a milter's, if its mail was quarantined) was never parsed as a path.
 
     The next hop would take what follows a bracket for parameters, or for another address. Raises NextHopError.
     """
@@ -130,7 +130,7 @@ def _path(address: str) -> str:
 
 
 def _carried(param: str, names: frozenset[str]) -> str:
-    if _ENDS_WORD.search(param):  # it would be two
+    if _ENDS_WORD.search(param):  # it would be read as two
         raise NextHopError(NO_PARAMETER)
     name = param.partition("=")[0].upper()
     if _OPTIONAL.get(name, name) in names:
@@ -195,5 +195,5 @@ def _xtext(value: str | None) -> str:
     if not _PLAIN.fullmatch(value):
         encoded = value.encode("utf-8", "replace")  # used in logs only: never a reason to fail a mail
         value = "".join(chr(b) if 33 <= b <= 126 and b not in b"+=" else f"+{b:02X}" for b in encoded)
-    # A truncated host name would name another host.
+    # A truncated name could be that of another host.
     return value if len(value) <= XFORWARD_VALUE else UNAVAILABLE

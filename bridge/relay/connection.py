@@ -50,17 +50,17 @@ class NextHopConnection(asyncio.Protocol):
         self._last_reply_at = 0.0
         self._waiter: asyncio.Future[None] | None = None
         self._timeout_s = self._until = math.inf  # the waiter's limits
-        self._timer: asyncio.TimerHandle | None = None  # fires when the waiter's time is over, or earlier
+        self._timer: asyncio.TimerHandle | None = None  # fires when the waiter's time is up, or earlier
         self._paused = False
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
-        self._unsent_replies = 0  # that the unsent commands will expect
+        self._unsent_replies = 0  # the number of replies that the unsent commands will expect
         self._expects_tls = False
         self.certificate: bytes | None = None  # the peer's, as DER, if TLS is used
         self.ended: End | None = None
         self.unasked: Reply | None = None  # the reply to no command, if that ended the connection
         self.capabilities = Capabilities()
-        self.takes_mail = False  # greeting, EHLO and STARTTLS are over
+        self.takes_mail = False  # greeting, EHLO and STARTTLS are done
         self.reused = False  # has carried an earlier mail
         self.needs_reset = False  # a refused mail is still open at the next hop
         self.errors = 0  # refusals since a mail was accepted
@@ -84,7 +84,7 @@ class NextHopConnection(asyncio.Protocol):
     def _write(self) -> None:
         if self._unsent and self._transport is not None and self.ended is None:
             if self._unsent_replies and not self._awaited and self._has_unasked(self._transport):
-                self._loop.call_soon(self._write)  # let the event loop read them first; most likely they end all
+                self._loop.call_soon(self._write)  # let the event loop read them; most likely they end the connection
                 return
             self._transport.write(b"".join(self._unsent) if len(self._unsent) > 1 else self._unsent[0])
         self._awaited += self._unsent_replies
@@ -100,8 +100,8 @@ class NextHopConnection(asyncio.Protocol):
     ) -> list[Reply]:
         """The next replies: each within `timeout_s`, all of them before `until`.
 
-        `settles`: if several replies or refusals have come, one more that has arrived must be noticed: it would put
-        these in doubt.
+        `settles`: if several replies or refusals have come, a further one that has arrived must be noticed: it would
+        cast doubt on these.
         """
         if len(self._replies) < count and self.ended is None:
             self._wanted = count
@@ -162,7 +162,7 @@ class NextHopConnection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self, how: End = End.CLOSED) -> None:
-        """Drop the connection now, and with it everything not written yet."""
+        """Drop the connection now, together with everything that is not written yet."""
         if self.ended is None:
             self.ended = how
         if self._transport is not None:
@@ -199,14 +199,14 @@ class NextHopConnection(asyncio.Protocol):
             self.unasked = reply
             self.abort(End.LOST if reply.code == 421 else End.BROKEN)
             return
-        if reply.code == 220 and self.takes_mail:  # a greeting, which came twice: it accepts nothing
+        if reply.code == 220 and self.takes_mail:  # a second greeting: it accepts nothing
             self.unasked = reply
             self.abort(End.BROKEN)
             return
         self._awaited -= 1
-        if reply.code == 221:  # closes the connection, and accepts nothing: only QUIT expects it
+        if reply.code == 221:  # ends the connection and accepts nothing: only QUIT expects it
             reply = Reply(421, "", reply.text, is_foreign=True)
-        if self._expects_tls and reply.code != 220:  # refused: what follows is no different from anywhere else
+        if self._expects_tls and reply.code != 220:  # STARTTLS was refused: what follows is read as usual
             self._expects_tls = False
         self._replies.append(reply)
         self._last_reply_at = self._loop.time()
@@ -259,7 +259,7 @@ class NextHopConnection(asyncio.Protocol):
         if self._waiter is None or self._waiter.done():
             return
         if self._loop.time() < min(self._last_reply_at + self._timeout_s, self._until):
-            self._schedule_timer()  # it was set for an earlier wait, or a reply has come: each reply has its own time
+            self._schedule_timer()  # set for an earlier wait, or a reply has come: each reply has its own time limit
         else:
             self.abort(End.LATE if self._until <= self._last_reply_at + self._timeout_s else End.SILENT)
 

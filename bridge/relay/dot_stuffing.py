@@ -1,4 +1,4 @@
-"""Content in SMTP form: dots stuffed, ended by a line with a single dot, in blocks worth a write.
+"""Content in SMTP form: dots stuffed, ended by a line with a single dot, in blocks large enough for a write.
 
 Leading dots are found by one `replace` over a whole chunk, never line by line. If this is wrong, a mail is
 changed, cut short, or split in two.

@@ -1,9 +1,9 @@
 """Several next hops in order of preference: the second gets the mail while the first is down.
 
-A mail goes to the first next hop that can be connected to and announces what the mail needs. Only that moves the mail
-to the next one: once a server has received MAIL, its answer is final. If some could not be connected to and the others
-lack an extension, the mail is deferred: the first ones may have it. A next hop that was down is skipped for `SHUN_S`;
-then a single mail tries it again. If all are down, all are tried, so nothing is refused untried.
+A mail goes to the first next hop that can be connected to and announces what the mail needs. Nothing else moves the
+mail to the next one: once a server has received MAIL, its answer is final. If some could not be connected to and the
+others lack an extension, the mail is deferred: the first ones may have it. A next hop that was down is skipped for
+`SHUN_S`; then a single mail tries it again. If all are down, all are tried, so no mail is refused without an attempt.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Failover:
         raise _weightiest(failures)
 
     async def probe(self) -> tuple[str, ...]:
-        """What the first next hop offers; all of them must answer. Raises NextHopError."""
+        """What the first next hop offers; all next hops must answer. Raises NextHopError."""
         offers = [await hop.relay.probe() for hop in self._hops]
         return offers[0]
 
@@ -94,7 +94,7 @@ class Failover:
 
 
 def _weightiest(failures: list[NextHopError]) -> NextHopError:
-    """Permanent only if no next hop is down, and all of them lack an extension for good."""
+    """Permanent only if no next hop is down and all of them permanently lack an extension."""
     lacking = [exc for exc in failures if isinstance(exc, CannotCarry)]
     if not lacking or not any(exc.reply.is_temporary for exc in failures):
         return failures[-1]

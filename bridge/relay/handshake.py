@@ -83,7 +83,7 @@ async def _dialogue(settings: RelaySettings, names: NameLookup, tls: TlsMode) ->
             raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: greeting: {greeting}")
         conn.capabilities = await _hello(conn, settings)
         if tls != "none" and await _secure(conn, settings, tls):
-            conn.capabilities = await _hello(conn, settings)  # RFC 3207 4.2: forget, and ask again
+            conn.capabilities = await _hello(conn, settings)  # RFC 3207 4.2: discard what was announced, and ask again
         elif settings.tls != "none" and "STARTTLS" in conn.capabilities.names:
             conn.capabilities = replace(conn.capabilities, is_all=False)
         if conn.ended is not None:
@@ -128,7 +128,7 @@ async def _hello(conn: NextHopConnection, settings: RelaySettings) -> Capabiliti
         conn.send(b"HELO %s\r\n" % name, 1)
         reply = await _answer(conn, settings)
         if reply.code == 250:
-            return Capabilities(is_all=False)  # it may know EHLO, and only be too busy for it
+            return Capabilities(is_all=False)  # it may support EHLO, and only be too busy for it
     raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: hello: {reply}")
 
 

@@ -36,7 +36,7 @@ class Maildir:
 
     def __init__(self, path: Path, hostname: str, threads: Threads | None = None) -> None:
         self._path = path
-        self._threads = threads or _threads  # those of all Maildirs
+        self._threads = threads or _threads  # shared by all Maildirs
         self._hostname = hostname.replace("/", r"\057").replace(":", r"\072")
 
     async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:

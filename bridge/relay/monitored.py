@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 RESULTS = ("taken", "deferred", "refused", "unreachable", "lost")
 STATES = ("busy", "idle")
-_QUIT_S = 5.0  # after the time to connect
+_QUIT_S = 5.0  # in addition to the time to connect
 
 
 class MonitoredRelay:
@@ -41,7 +41,7 @@ class MonitoredRelay:
 
     @property
     def age_s(self) -> float:
-        """How old our knowledge is; infinite if the next hop has not been tried."""
+        """The age of what we know; infinite if the next hop has not been tried."""
         return monotonic() - self._learned_at
 
     @property

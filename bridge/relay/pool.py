@@ -1,10 +1,10 @@
 """Connections to one next hop, kept for the next mail.
 
 A slot is the right to hold one connection; there are `max_connections` of them. A connection in use, an
-idle one, and one being opened each hold a slot. Callers queue for a slot until their deadline. Every change
-of state happens in a plain function without an await, so no other task can see it half done.
+idle one, and one being opened each hold a slot. Callers queue for a slot until their deadline. Every change of state
+happens in a plain function without an await, so no other task can see it half finished.
 
-The connection used last is reused first, so that the others become old and are closed.
+The most recently used connection is reused first, so that the others grow old and are closed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Pool:
         self._settings = settings
         self._slots = settings.max_connections
         self._idle: list[NextHopConnection] = []  # oldest first
-        self._queue: deque[asyncio.Future[NextHopConnection | None]] = deque()  # None: a free slot, to open one
+        self._queue: deque[asyncio.Future[NextHopConnection | None]] = deque()  # None: a free slot, for opening one
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
         self.names = NameLookup()
@@ -58,7 +58,7 @@ class Pool:
         return await self._open(until)
 
     async def renew(self, conn: NextHopConnection, until: float) -> NextHopConnection:
-        """A new connection instead of one that turned out to be dead. Raises NextHopError."""
+        """A new connection to replace one that turned out to be dead. Raises NextHopError."""
         conn.abort()
         return await self._open(until)
 
@@ -141,7 +141,7 @@ class Pool:
         self._sweeper = asyncio.get_running_loop().call_at(when, self._sweep)
 
     def _sweep(self) -> None:
-        """Close connections that were idle too long, and drop those that the peer closed."""
+        """Close connections that were idle for too long, and drop those that the peer closed."""
         self._sweeper = None
         oldest = asyncio.get_running_loop().time() - self._settings.max_idle_s
         kept = []

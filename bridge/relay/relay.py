@@ -54,7 +54,7 @@ __all__ = ["Delivered", "Mixed", "Relay", "RelaySettings", "SmtpRelay"]
 
 log = logging.getLogger("bridge.relay")
 
-_TIMER_S = 1.0  # a limit that the connection's own timer is to reach first is this much longer
+_TIMER_S = 1.0  # a limit is longer by this much if the connection's own timer is to fire first
 _NO_SUCH_COMMAND = frozenset({500, 502})  # RFC 5321 4.2.4: no answer to MAIL, RCPT or DATA
 
 
@@ -137,7 +137,7 @@ class SmtpRelay:
         self._all_finished.clear()
         try:
             # A little longer than one answer may take, so that the connection's own timer fires first. LMTP has more
-            # answers, which together may take until the mail's deadline; those are cut off.
+            # answers, which together may take until the mail's deadline; here, they are cut off.
             async with asyncio.timeout(self._settings.timeout_s + _TIMER_S):
                 await self._all_finished.wait()
         except TimeoutError:
@@ -148,7 +148,7 @@ class SmtpRelay:
     async def _hand_over(
         self, conn: NextHopConnection, tx: Transaction, head: bytes, deadline: float
     ) -> DotAnswers:  # fmt: skip
-        """Send everything including the dot. If that fails, the connection is back in the pool, or dropped."""
+        """Send everything including the dot. If that fails, the connection is returned to the pool or dropped."""
         try:
             batch = self._commands(conn, tx, head)
             conn.needs_reset = False
@@ -181,7 +181,7 @@ class SmtpRelay:
     async def _envelope(
         self, conn: NextHopConnection, batch: Commands, is_per_recipient: bool, deadline: float
     ) -> RefusedRecipients:  # fmt: skip
-        """Send the commands up to DATA; return the recipients that must not be counted on."""
+        """Send the commands up to DATA; return the recipients that were refused."""
         if "PIPELINING" in conn.capabilities.names:
             conn.send(batch.wire, batch.count)
             received = await conn.replies(batch.count, self._settings.timeout_s, deadline)
@@ -213,10 +213,10 @@ class SmtpRelay:
                 assert_never(decision)
 
     async def _confirm(self, conn: NextHopConnection, given: tuple[Reply, ...], deadline: float) -> None:
-        """Raises NextHopError unless RSET gets its own answer, for which a 5xx waits.
+        """Before a 5xx is passed on, raises NextHopError unless RSET gets its own answer.
 
-        If there was one answer too many, the last one is yet to come, and would be taken for the answer to RSET: a 354
-        or a refusal. A next hop that disconnects sends nothing more.
+        If there was one answer too many, the last one is still to come, and would be taken for the answer to RSET: a
+        354 or a refusal. A next hop that disconnects sends nothing more.
         """
         if conn.ended is not None or all(reply.code < 500 for reply in given):
             return
@@ -330,13 +330,13 @@ def _carry_out(conn: NextHopConnection, received: list[Reply], decision: Content
 
 
 def _without_answer(error: NextHopError, recipients: int) -> frozenset[int]:
-    """After the dot: where a reply is ours, the next hop gave none, although it has the whole mail."""
+    """After the dot: where a reply is ours, the next hop did not answer, although it has the whole mail."""
     each = error.replies or (error.reply,) * recipients
     return frozenset(position for position, reply in enumerate(each) if not reply.is_foreign)
 
 
 def _check_lines(tx: Transaction, head: bytes) -> None:
-    """Raises NextHopError for a mail in which the next hop may see two. Costs nothing if the intake has checked it."""
+    """Raises NextHopError for a mail that the next hop may read as two. Costs nothing if the intake has checked it."""
     message = tx.message
     if not message.has_clean_lines and not bare_line_ends.all_clean(itertools.chain((head,), message.chunks())):
         raise NextHopError(

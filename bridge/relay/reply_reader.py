@@ -37,7 +37,7 @@ class ReplyReader:
 
     @property
     def has_rest(self) -> bool:
-        """Whether part of a reply has come."""
+        """Whether part of a reply has arrived."""
         return bool(self._rest or self._lines)
 
     def feed(self, data: bytes) -> Iterator[Reply]:

@@ -4,7 +4,7 @@ Each recipient goes to the next hop of its domain. A mail for several next hops 
 at the same time if the client receives one reply per recipient (`Transaction.is_per_recipient`). Otherwise it goes to
 one after the other, and the first failure is the reply for the whole mail: after a 4xx the client sends the mail
 again, and some recipients get it twice; a 5xx goes back to the sender. No recipient is dropped silently. The
-SMTP intake avoids such duplicates: it accepts recipients of one next hop at a time.
+SMTP intake avoids such duplicates: it accepts the recipients of only one next hop at a time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Routes:
         return Delivered(done[0].reply, ids, tuple(each[number] for number in sorted(each)))
 
     async def probe(self) -> tuple[str, ...]:
-        """What the default next hop offers; all of them must answer. Raises NextHopError."""
+        """What the default next hop offers; all next hops must answer. Raises NextHopError."""
         offers = [await relay.probe() for relay in self._relays]
         return offers[0]
 
@@ -104,7 +104,7 @@ async def _to_all(groups: dict[Relay, list[int]], tx: Transaction, head: bytes, 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Of one next hop, about its recipients."""
+    """The answer of one next hop, about its recipients."""
 
     replies: tuple[Reply, ...]
     queue_id: str = ""

@@ -1,8 +1,8 @@
 """What the next hop's answers mean for a mail: the relay's decisions, without any I/O.
 
-There are two. `after_envelope` reads the answers to MAIL, RCPT and DATA and decides whether the
-content is sent, and for whom. `after_content` reads the answers to the final dot and decides
-which recipients have the mail. Without pipelining, `is_settled` tells whether the next command is still worth sending.
+There are two decisions. `after_envelope` reads the answers to MAIL, RCPT and DATA and decides whether the content is
+sent, and for whom. `after_content` reads the answers to the final dot and decides which recipients have the mail.
+Without pipelining, `is_settled` tells whether the next command is still worth sending.
 
 For a client that gets one reply for the whole mail:
 
@@ -155,7 +155,7 @@ def after_envelope(
 
 
 def is_settled(commands: Commands, answers: Sequence[Reply], *, is_per_recipient: bool) -> bool:
-    """Whether the decision is made, so that DATA is not sent only to be taken back."""
+    """Whether the decision is already made, so that DATA is not sent only to be abandoned."""
     if not answers:
         return False
     last, after_mail = answers[-1], len(answers) - commands.before_mail - 1
@@ -170,7 +170,7 @@ def is_settled(commands: Commands, answers: Sequence[Reply], *, is_per_recipient
 
 
 def is_refused_at_rcpt(commands: Commands, answers: Sequence[Reply]) -> bool:
-    """Whether a refusal is about a recipient: not about the sender, nor about mail as such."""
+    """Whether a refusal is about a recipient, not about the sender or about mail as such."""
     given = _by_command(commands, answers)
     return _refusal_of_mail(given) is None and weightiest(given.recipients) is not None
 
@@ -213,8 +213,8 @@ def _refusal_of_mail(given: _EnvelopeAnswers) -> Reply | None:
 def _is_out_of_step(given: _EnvelopeAnswers) -> bool:
     """Whether the answers cannot be those to our commands: one too many has come before, and the last is yet to come.
 
-    Only 354 lets the content be sent. A recipient is accepted after a refused sender only by a server that checks no
-    order; it says 354 as well.
+    Only 354 lets the content be sent. Only a server that does not check the order of commands accepts a recipient after
+    it refused the sender; such a server also answers 354.
     """
     if given.data is not None and given.data.code == 354:
         return False
@@ -225,7 +225,7 @@ def _is_out_of_step(given: _EnvelopeAnswers) -> bool:
 
 
 def _each_recipient(given: _EnvelopeAnswers) -> tuple[Reply, ...] | None:
-    """Each recipient's answer to RCPT; None if it is not theirs, not complete, or neither yes nor no."""
+    """Each recipient's answer to RCPT; None if the answers are not theirs, not complete, or neither yes nor no."""
     if _refusal_of_mail(given) is not None or not given.has_all_recipients:
         return None
     if any(300 <= reply.code < 400 for reply in given.recipients):
@@ -258,7 +258,7 @@ def after_content(expected: DotAnswers, answers: Sequence[Reply], lost: Lost | N
     is_doubtful = expected.count > 1 or _is_any_permanent(answers) or (lost is not None and lost.is_refusal)
     if is_complete and _is_too_much(lost) and is_doubtful:
         return RefusedForAll(client_replies.OUT_OF_PLACE)
-    if expected.count > 1 and any(300 <= reply.code < 400 for reply in answers):  # the rest may be one place off
+    if expected.count > 1 and any(300 <= reply.code < 400 for reply in answers):  # the others may be off by one
         return RefusedForAll(client_replies.OUT_OF_PLACE, must_hang_up=True)
     if refusal is None and is_complete and not expected.refused:
         each = tuple(answers) if expected.is_lmtp else (answers[0],) * expected.recipients
@@ -282,8 +282,9 @@ def _each_after_dot(expected: DotAnswers, answers: Sequence[Reply], lost: Lost) 
 
 
 def _is_too_much(lost: Lost | None) -> bool:
-    """More answers than commands, even if only the start of the last one has come: any of them may be about another
-    command or recipient. Doubt is a 4xx.
+    """Whether there are more answers than commands, even if only the start of the last one has come.
+
+    Any of them may then be about another command or recipient. Doubt is a 4xx.
     """
     return lost is not None and lost.end is End.BROKEN
 
