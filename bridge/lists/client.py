@@ -4,7 +4,7 @@ The only module in this package that knows HTTP. The key is sent to the configur
 nowhere else: redirects are not followed, proxies from the environment are not used, certificates are
 verified. Answers are limited in size and never decompressed. Temporary failures are retried, within
 the caller's patience, because every operation is idempotent. If there are several addresses, another one is tried at
-once. Its service must use the same database; one with another database refuses the key.
+once. Its service must use the same database; a service with a different one refuses the key.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class ListSettings:
     answer_timeout_s: float = 60.0  # for a whole answer, or for a pause within the stream of entries
     parallel: int = 4
     retry: RetrySettings = field(default_factory=RetrySettings)
-    # Called when a request failed and will be repeated, with the seconds from its first failure to the next attempt.
+    # Called when a request has failed and will be repeated, with the seconds from its first failure to the next
+    # attempt.
     on_retry: Callable[[ListsUnavailable, float], None] | None = None
     key_file: str = ""  # for messages
     other_urls: tuple[str, ...] = ()  # of services with the same database, tried in this order if the first one fails
@@ -183,7 +184,7 @@ class ListClient:
                     yield entry
 
     async def entry_chunks(self, name: str, tenant: str | None = None) -> AsyncGenerator[list[ListEntry], None]:
-        """Like `entries`, in chunks as they arrive: takes a third of the time for a million entries.
+        """Like `entries`, in chunks as they arrive: this takes a third of the time for a million entries.
 
         A stream that is cut off before its first entry is opened again. After that the caller must
         decide what to do with the entries it has: `received` of ListsUnavailable says how many.
@@ -281,13 +282,13 @@ class ListClient:
         await asyncio.sleep(delay)
 
     def _fail_over(self, effort: _Effort, exc: ListsUnavailable) -> bool:
-        """Whether another service is used now: one that has not failed this request since its last pause."""
+        """Whether another service is used now: one on which this request has not failed since its last pause."""
         effort.failed.add(effort.url)
         left = [url for url in self._urls if url not in effort.failed]
         if not left:
             effort.failed.clear()
             return False
-        if self._url in effort.failed:  # else another request has already moved on
+        if self._url in effort.failed:  # otherwise, another request has already moved on
             self._url, self._echoes = left[0], False
             if self._settings.on_fail_over is not None:
                 self._settings.on_fail_over(exc, self._url)
@@ -295,7 +296,7 @@ class ListClient:
 
 
 class _Effort:
-    """One request: the patience with it, and the services that failed it."""
+    """One request: how long it is retried, and the services on which it failed."""
 
     def __init__(self, retry: RetrySettings) -> None:
         self.patience = Patience(retry)

@@ -51,7 +51,7 @@ class Dangers:
         self._own = {name for domain in own if (name := comparable_domain(domain.strip().lstrip("@.")))}
 
     def may_be(self, entry: str) -> bool:
-        """Whether it is dangerous in a list of some category: quick, because nearly all entries are not."""
+        """Whether an entry is dangerous in a list of any category: quick, because nearly all entries are not."""
         text = entry.strip()
         if "@" in text[2:] and "*" not in text and not text.endswith("@"):  # an address
             return False
@@ -77,7 +77,7 @@ class Dangers:
                 return self._of_unknown(text)
 
     def _of_unknown(self, text: str) -> str:
-        """Without a known category, a word alone may be anything."""
+        """Without a known category, a single word may mean anything."""
         found = _of_network(text)
         name = _whole_domain("sender", text)
         return found or (self._of_domain(name) if "." in name or text[:1] in "@*." else "")
@@ -109,7 +109,7 @@ def _whole_domain(category: str, text: str) -> str:
 
 
 def _is_suffix(name: str) -> bool:
-    """A top-level domain, or one such as co.uk, below which everybody can have a domain."""
+    """A top-level domain, or one such as co.uk, below which anybody can register a domain."""
     labels = name.split(".")
     is_literal = name[:1] == "["
     return not is_literal and (

@@ -4,7 +4,7 @@ Also a program, `python -m bridge.lists.fetch`. The daemon runs it as a separate
 job on standard input, because a million entries take seconds of CPU time that mail must not wait for,
 and memory that only the end of a process returns for certain. `scanbridge lists refresh` does the same
 in its own process; a lock prevents the two from running together. A stream that is cut off is read
-again. If a list cannot be fetched, its old copy stays.
+again. If a list cannot be fetched, its old copy is kept.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Job:
 
 
 async def refresh(job: Job) -> Problems:
-    """Refresh every copy that can be fetched; the others stay. Raises OSError if they cannot be stored."""
+    """Refresh every copy that can be fetched; the others are kept. Raises OSError if copies cannot be stored."""
     with _exclusive(job.directory):
         tidy(job.directory, job.wanted)
         problems = await _fetch_all(job)
@@ -150,7 +150,7 @@ def _about(path: Path) -> table.About | None:
 
 
 def _replace(path: Path, parts: Iterable[bytes]) -> None:
-    """Write, fsync, rename, and fsync the directory: after a power cut there is the old file or the new one."""
+    """Write, fsync, rename, and fsync the directory: after a power cut, the old file or the new one is there."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         with open(unfinished, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:

@@ -162,7 +162,7 @@ def _of_text(text: str, kind: Format) -> _Lines:
 
 
 def _newline(kind: Format) -> str | None:
-    """What `io` needs to know: lines end with LF, CR LF, or CR alone. The csv module must see which."""
+    """`newline` for `io`: lines end with LF, CR LF, or CR alone. The csv module must see them unchanged."""
     return "" if kind is Format.CSV else None
 
 

@@ -62,7 +62,7 @@ class PersonalListFull(BridgeError):
 
 
 class BadEntry(BridgeError):
-    """Not an address or a domain."""
+    """Neither an address nor a domain."""
 
 
 metadata = MetaData()
@@ -119,11 +119,11 @@ class PersonalLists:
         self._max_entries = max_entries
 
     def block(self, recipient: str, sender: str, by: str = "") -> bool:
-        """False if it was blocked. Raises BadEntry, PersonalListFull, PersonalListsFailed."""
+        """False if it was already blocked. Raises BadEntry, PersonalListFull, PersonalListsFailed."""
         return self._add(Kind.BLOCK, recipient, sender, by)
 
     def allow(self, recipient: str, sender: str, by: str = "") -> bool:
-        """False if it was allowed. Raises BadEntry, PersonalListFull, PersonalListsFailed."""
+        """False if it was already allowed. Raises BadEntry, PersonalListFull, PersonalListsFailed."""
         return self._add(Kind.ALLOW, recipient, sender, by)
 
     def remove(self, recipient: str, kind: str, sender: str) -> bool:
@@ -138,7 +138,7 @@ class PersonalLists:
             return connection.execute(query.values(kind="", at=time.time(), seq=_next(connection))).rowcount > 0
 
     def entries(self, recipient: str | None = None, by: str | None = None) -> list[PersonalEntry]:
-        """Of one recipient, or of everybody; made by anyone, or by one; newest first.
+        """The entries of one recipient or of everybody, made by one person or by anyone; newest first.
 
         Raises BadEntry, PersonalListsFailed.
         """
@@ -236,7 +236,7 @@ def normal_sender(text: str) -> str:
 
 
 def sender_of_mail(sender: str) -> str:
-    """What to block or allow to list the sender of a mail, and never a whole domain. Raises BadEntry."""
+    """The entry that lists the sender of a mail, never a whole domain. Raises BadEntry."""
     try:
         return spelling.one_sender(sender)
     except ValueError as exc:

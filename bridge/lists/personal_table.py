@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 
 from bridge.lists.personal_store import Change, Kind
 
-_MERGE_AT = 1000  # changes that are kept apart until the sorted array is built again
+_MERGE_AT = 1000  # changes that are kept separately until the sorted array is rebuilt
 
 
 class PersonalTable:
-    """`is_empty` is all that a mail looks at while nobody has entries."""
+    """While nobody has entries, only `is_empty` is checked for each mail."""
 
     __slots__ = ("_entries", "_recipients", "is_empty")
 
@@ -45,7 +45,7 @@ class PersonalTable:
         return hash(recipient) in self._recipients
 
     def find(self, kind: str, recipient: str, senders: Sequence[str]) -> str | None:
-        """The first of these senders (addresses, `@domain`) that the recipient has an entry about."""
+        """The first of these senders (addresses, `@domain`) about whom the recipient has an entry."""
         entries = self._entries
         return next((sender for sender in senders if _key(kind, recipient, sender) in entries), None)
 

@@ -26,7 +26,7 @@ class State(StrEnum):
     UNCHANGED = "unchanged"  # there was nothing to do
     RUNNING = "running"  # started; if it stays in this state, it was interrupted
     DONE = "done"
-    DIFFERENT = "different"  # all was done, but the list still differs from the file: see `problem`
+    DIFFERENT = "different"  # everything was done, but the list still differs from the file: see `problem`
     FAILED = "failed"
 
 

@@ -37,7 +37,7 @@ class Patience:
         return now - self._until + self._settings.patience_s if self._until is not None else 0.0
 
     def delay(self, now: float, retry_after_s: float | None = None) -> float | None:
-        """Seconds to wait, or None to give up. `now` is the time of any monotonic clock, always the same."""
+        """Seconds to wait, or None to give up. `now` is the time of any monotonic clock, but always of the same one."""
         if self._until is None:
             self._until = now + self._settings.patience_s
         ceiling = min(self._settings.max_delay_s, self._settings.first_delay_s * 2.0 ** min(self._failures, 30))

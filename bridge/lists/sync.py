@@ -31,7 +31,7 @@ class Difference:
     additions: list[ListEntry]
     updates: list[ListEntry]  # in the list, but with another comment
     deletions: list[str]
-    size: int  # of the list before the changes
+    size: int  # number of entries before the changes
 
     @property
     def share_deleted(self) -> float:
@@ -78,7 +78,7 @@ async def with_rereads(read: Callable[[], Awaitable[T]]) -> T:
         try:
             return await read()
         except ListsUnavailable as exc:
-            if not exc.received:  # the client has used up its patience already
+            if not exc.received:  # the client has already used up its patience
                 raise
     return await read()
 
