@@ -3,8 +3,8 @@
 One task per sink. A sink that fails is left alone for a while, longer each time, and loses nothing in the meantime: its
 events stay in the outbox, in order. If the receiver answers but does not accept one event, that event is set aside and
 the others are delivered. It becomes a dead letter only if the receiver has accepted others since, because a receiver
-that accepts nothing is itself broken. Of all processes that share the outbox, one delivers to a sink at a time (a
-lease). If this is wrong, a receiver that was unavailable for an hour has a gap, or one bad event stops all others.
+that accepts nothing is itself broken. Of all the processes that share the outbox, only one at a time delivers to a sink
+(a lease). If this is wrong, a receiver that was unavailable for an hour has a gap, or one bad event stops all others.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SinkPlan:
     create: Callable[[], Sink]  # called in the thread
     is_ocsf: bool = False
     max_attempts: int = 12
-    open_directly: Callable[[], Lines] | None = None  # a file of JSON lines that only this process has events for
+    open_directly: Callable[[], Lines] | None = None  # a file of JSON lines for which only this process has events
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Delivery:
         self._thread.start()
 
     def wake(self) -> None:
-        """There are new events. From any thread."""
+        """Call it when there are new events, from any thread."""
         self._call(self._spread_news)
 
     def close(self, limit_s: float = CLOSE_S) -> None:
@@ -105,7 +105,7 @@ class Delivery:
         return self._held.get(sink, 0.0) - time.monotonic() > for_s
 
     def _counter(self, sink: str) -> Callable[[int], None]:
-        """Counts what was delivered, from any thread; the counters belong to ours."""
+        """Counts what was delivered, from any thread; the counters belong to this one."""
         return lambda number: self._call(lambda: self.on_delivered(sink, number))
 
     def _spread_news(self) -> None:
@@ -150,7 +150,7 @@ class Delivery:
         for name, task in work.items():
             if name not in self._busy:
                 task.cancel()
-        await asyncio.wait(work.values(), timeout=_LAST_ROUND_S)  # so that what is sent is not sent again
+        await asyncio.wait(work.values(), timeout=_LAST_ROUND_S)  # so that what is being sent is not sent again
         for task in work.values():
             task.cancel()
         await asyncio.gather(tending, *work.values(), return_exceptions=True)
@@ -161,7 +161,7 @@ class Delivery:
             pass  # it expires
 
     async def _tend(self) -> None:
-        """Keep the leases, and know the totals."""
+        """Renew the leases, and keep the totals up to date."""
         buried_at = time.monotonic()
         while True:
             try:
@@ -213,7 +213,7 @@ class Delivery:
                 except OutboxError as exc:
                     self._note(str(exc))
                     self.outbox.close()
-                except Exception:  # of a library: the others must continue
+                except Exception:  # from a library: the other sinks must continue
                     log.exception("events: sink %s: unexpected error", plan.name)
                     pause_s = self.settings.longest_pause_s
                 finally:
@@ -224,7 +224,7 @@ class Delivery:
                 await courier.sink.close()
 
     async def _wait(self, sink: str, pause_s: float, is_failing: bool) -> None:
-        """Until there is something new, or we stop. A sink that fails is left alone, unless an operator asks."""
+        """Until there is something new, or we stop. A failing sink is left alone, unless an operator retries it."""
         news, began = self._news[sink], time.monotonic()
         if self._is_stopping:
             return
@@ -259,7 +259,7 @@ class Courier:
 
     async def round(self) -> float:
         """Deliver what is due. Returns how long to wait before the next round. Raises OutboxError."""
-        self._settle()  # of the last round, if the outbox could not be written: or it would be delivered again
+        self._settle()  # the last round, if that failed: otherwise its events would be delivered again
         entries = self._outbox.due(self._plan.name, self.sink.batch)
         if not entries:
             return _IDLE_S
@@ -278,7 +278,7 @@ class Courier:
         return pause_s
 
     async def _deliver(self, entries: Sequence[Entry]) -> Results:
-        """Up to the first event that cannot be converted: a newer version, which shares the outbox, may know more."""
+        """Up to the first event that cannot be converted: a newer version that shares the outbox may add types."""
         rendered: list[Entry] = []
         for entry in entries:
             try:

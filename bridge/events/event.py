@@ -1,9 +1,9 @@
 """Event: one thing that happened, as other programs read it.
 
-An event is four facts: an id that stays the same however often it is sent, a time, a type, and its data. The data of
-mail comes from the same record as its log line, and addresses are shown as in the log (`log.addresses`). Content and
-subject of a mail are never part of an event. Knows nothing of sinks. If this is wrong, a receiver reads something
-other than what the client was told, or reads an address that was to be hidden.
+An event is four facts: an id that stays the same however often it is sent, a time, a type, and its data. A mail's data
+comes from the same record as its log line, and addresses are shown as in the log (`log.addresses`). The content and
+subject of a mail are never part of an event. Knows nothing of sinks. If this is wrong, a receiver reads something other
+than what the client was told, or reads an address that was to be hidden.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EventType(StrEnum):
     SCANNER_STATE = "scanner.state"
 
 
-TEST = "test"  # sent by `scanbridge events test` alone
+TEST = "test"  # sent only by `scanbridge events test`
 
 
 class ScannerState(StrEnum):

@@ -1,8 +1,8 @@
 """Events in the words of the Open Cybersecurity Schema Framework (OCSF), for receivers that speak it.
 
 Mail becomes Email Activity (class 4009), a list Entity Management (3004), a scanner host Application Lifecycle (6002).
-The tables below are the mapping, and the documentation prints them. What OCSF has no word for is in `unmapped`. Made
-from the JSON that is in the outbox, so that both formats always say the same.
+The tables below are the mapping, and the documentation prints them. What OCSF has no word for is in `unmapped`. Events
+are converted from the JSON in the outbox, so both formats always say the same.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Entry:
     body: bytes  # JSON
     seq: int = 0
     attempts: int = 0
-    strikes: int = 0  # attempts that failed although the sink had taken other events since the one before
+    strikes: int = 0  # attempts that failed although the sink had taken other events since the previous attempt
     failed_at: float = 0.0  # the last time; 0: never
     problem: str = ""
 
@@ -119,11 +119,11 @@ event_outbox = Table(
     Column("is_dead", Boolean, nullable=False, server_default=false()),
     Column("problem", String(_MAX_PROBLEM), nullable=False, server_default=""),
     Index("event_outbox_sink", "sink", "is_dead", "seq"),
-    sqlite_autoincrement=True,  # numbers are never used again: they are the order
+    sqlite_autoincrement=True,  # numbers are never reused: they define the order
 )
 _c = event_outbox.c
 # Few rows: those that were set aside after a failure.
-_IS_ASIDE = _c.next_at > literal_column("0")  # a literal: for SQLite, a parameter would not fit the index
+_IS_ASIDE = _c.next_at > literal_column("0")  # a literal: with a parameter, SQLite would not use the index
 Index("event_outbox_aside", _c.sink, _c.next_at, sqlite_where=_IS_ASIDE, postgresql_where=_IS_ASIDE)
 event_sink = Table(
     "event_sink",
@@ -179,7 +179,7 @@ class Outbox:
         """Store these events, of each sink as many as its limit leaves room for. Returns how many did not fit.
 
         `lost` are events that were lost before they came here, to be counted. `again`: an earlier attempt to store
-        the same events failed, but may have succeeded in truth (a connection that was lost during the commit).
+        the same events failed, but may in fact have succeeded (a connection that was lost during the commit).
         """
         with self._writing() as connection:
             if again:
@@ -204,7 +204,7 @@ class Outbox:
     # Delivering
 
     def has_waiting(self, sink: str) -> bool:
-        """Whether an event waits for this sink, also one that was set aside."""
+        """Whether an event waits for this sink, including one that was set aside."""
         with self._tables.reading() as connection:
             return connection.execute(_WAITING, {"name": sink}).first() is not None
 
@@ -215,7 +215,7 @@ class Outbox:
         with self._writing() as connection:
             _ensure(connection, sink)
             now = database.now(connection)
-            set_back = _s.lease_until > now + 2 * LEASE_S  # the clock was set back: nobody has asked for so long
+            set_back = _s.lease_until > now + 2 * LEASE_S  # the clock was set back: no lease is this long
             is_free = or_(_s.owner == owner, _s.lease_until < now, set_back)
             taken = connection.execute(
                 update(event_sink).where(_s.name == sink, is_free).values(owner=owner, lease_until=now + LEASE_S)
@@ -234,7 +234,7 @@ class Outbox:
             connection.execute(update(event_sink).where(_s.owner == owner).values(owner="", lease_until=0.0))
 
     def due(self, sink: str, count: int) -> list[Entry]:
-        """The next events, oldest first. An event waits behind one about the same thing that was set aside."""
+        """The next events, oldest first. An event waits while an earlier one about the same thing is set aside."""
         now = time.time()
         waiting = (_c.sink == sink, _c.is_dead.is_(False))
         with self._tables.reading() as connection:
@@ -299,7 +299,7 @@ class Outbox:
             return sum(number for _, number in names)
 
     def drop(self, sink: str | None, ids: Sequence[str] | None, *, waiting: bool = False) -> int:
-        """Remove dead events for good; with `waiting` those that wait as well."""
+        """Remove dead events permanently; with `waiting`, also those that wait."""
         chosen = () if waiting and sink is None else (_c.sink == sink,) if waiting else _dead(sink)
         if ids is not None:
             chosen = (*chosen, _c.id.in_(ids))
@@ -358,7 +358,7 @@ def _add(connection: Connection, sink: str, entries: list[Entry], limit: Limit, 
     fitting: list[dict[str, Any]] = []
     for entry in entries:
         if events >= limit.events or size + len(entry.body) > limit.size_bytes:
-            break  # the rest, too: a gap would look like order
+            break  # the rest is left out, too: a gap would go unnoticed
         events, size = events + 1, size + len(entry.body)
         fitting.append(
             {"sink": sink, "id": entry.id, "type": entry.type, "about": entry.about, "time": entry.time,
@@ -374,7 +374,7 @@ def _add(connection: Connection, sink: str, entries: list[Entry], limit: Limit, 
 
 
 def _remove(connection: Connection, sink: str, numbers: Sequence[int], more: Mapping[str, Any] | None = None) -> int:
-    """Remove these rows, as far as they still exist, and take them off the totals; set `more` of the sink's row."""
+    """Remove these rows, if they still exist, and subtract them from the totals; set `more` in the sink's row."""
     removed = dead = size = 0
     for start in range(0, len(numbers), _MANY):
         some = _c.seq.in_(numbers[start : start + _MANY])

@@ -38,7 +38,7 @@ OnLost = Callable[[str, str, int], None]  # sink, reason, number
 
 
 def _weight(report: Record | Event) -> int:
-    """A mail may have a thousand recipients: a megabyte."""
+    """A mail may have a thousand recipients, which take a megabyte."""
     return 1 if isinstance(report, Event) else 1 + len(report.tx.envelope.recipients) // _RECIPIENTS_OF_REPORT
 
 
@@ -77,7 +77,7 @@ class Recorder:
     direct: Mapping[str, DirectFile] = field(default_factory=dict)  # by sink
     problem: str = ""  # why the outbox cannot be written to now
     _queue: deque[tuple[float, Record | Event]] = field(default_factory=deque)
-    _added: int = 0  # weights of what came into the queue; changed by the event loop only
+    _added: int = 0  # weights of what has entered the queue; changed by the event loop only
     _removed: int = 0  # and of what has left it; changed by the thread only
     _lost: Counter[str] = field(default_factory=Counter)  # by sink, not yet counted in the outbox
     _counting: threading.Lock = field(default_factory=threading.Lock)  # of what is lost, in both threads
@@ -106,7 +106,7 @@ class Recorder:
         self._stop_by = time.monotonic() + limit_s
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(limit_s + 1)  # one statement may take longer: then the thread counts, or ends with us
+            self._thread.join(limit_s + 1)  # if a statement takes longer, the thread counts the loss or is cut off
             self._thread = None
 
     # The thread
@@ -125,7 +125,7 @@ class Recorder:
         try:
             if left := self._left_for_outbox(batch):
                 self._write(left)
-        except Exception:  # of these events: they must not cost all later ones
+        except Exception:  # caused by these events: they must not cost all later ones
             log.exception("events: unexpected error; %d events were lost", len(batch))
             for sink, number in Counter(entry.sink for entry in batch).items():
                 with self._counting:
@@ -135,20 +135,20 @@ class Recorder:
     def _left_for_outbox(self, entries: Sequence[Entry]) -> Sequence[Entry]:
         """Without the events that could be written to their files at once: no other event of the sink waits."""
         with self._counting:
-            has_lost = any(self._lost.values())  # the outbox is to count them
+            has_lost = any(self._lost.values())  # the outbox must count them
         for sink, file in self.direct.items() if not has_lost else ():
             own = [entry for entry in entries if entry.sink == sink]
             try:
                 is_written = bool(own) and not self.outbox.has_waiting(sink) and file.write(own)
             except OutboxError:
                 self.outbox.close()
-                break  # adding them will say why
+                break  # adding them to the outbox will report the reason
             if is_written:
                 entries = [entry for entry in entries if entry.sink != sink]
         return entries
 
     def _next_batch(self) -> list[Entry]:
-        """The events of the next reports; reports that nobody wants to hear of leave nothing."""
+        """The events of the next reports; there are none for reports that no sink wants."""
         while self._queue:
             reports = [self._queue.popleft() for _ in range(min(_BATCH, len(self._queue)))]
             self._removed += sum(_weight(report) for _, report in reports)
@@ -175,7 +175,7 @@ class Recorder:
         yield from of_mail(report, self.settings.wanted, self.settings.redaction, at)
 
     def _write(self, entries: Sequence[Entry]) -> None:
-        """Until it succeeds, or time is up; meanwhile the queue fills."""
+        """Tries until it succeeds or time is up; meanwhile, the queue fills."""
         limits = {plan.sink: plan.limit for plan in self.settings.plans}
         pause_s, again = 0.1, False
         while True:
@@ -200,7 +200,7 @@ class Recorder:
                 self._give_up(entries)
                 return
             if self._stop.wait(pause_s):
-                time.sleep(min(pause_s, 0.1))  # the last attempts, on the way out
+                time.sleep(min(pause_s, 0.1))  # the last attempts before shutdown
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     def _give_up(self, entries: Sequence[Entry]) -> None:

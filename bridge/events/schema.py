@@ -145,7 +145,7 @@ SCANNER: dict[str, Schema] = {
 }
 TESTED: dict[str, Schema] = {"sink": _text("Name of the sink."), "by": _text("Login name of the operator.")}
 
-# Type -> when there is one, its fields, those that are always there
+# Type -> when such an event occurs, its fields, the fields that are always there
 TYPES: dict[str, tuple[str, dict[str, Schema], list[str]]] = {
     EventType.DECIDED: (
         "A mail whose content was received has been processed, with any outcome: one event per mail.",

@@ -1,9 +1,9 @@
 """A file of JSON lines, on disk before an event counts as delivered.
 
-The name is looked at before each batch: once a file was renamed or removed (logrotate), the next batch creates a new
-one. A line is whole or not there: what a full disk cut off is taken back, and what a crash cut off is ended with a
-line feed, so that the next line can be read. Several threads and processes may write to one file, also one whose caller
-has given up: while one of them writes, the others wait, so that nothing but its own bytes is ever taken back.
+The name is checked before each batch: once a file has been renamed or removed (logrotate), the next batch creates a new
+one. A line is complete or not there: what a full disk cut off is removed, and what a crash cut off is ended with a line
+feed, so that the next line can be read. Several threads and processes may write to one file, including a thread whose
+caller has given up: while one of them writes, the others wait, so that a writer never removes any bytes but its own.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class FileSink:
 
 @contextmanager
 def _locked(fd: int, limit_s: float) -> Iterator[None]:
-    """Against other writers of the file, as far as its file system has locks. Raises OSError.
+    """Excludes other writers of the file, if its file system has locks. Raises OSError.
 
     Anyone who can read the file can lock it, and keep the lock.
     """
@@ -130,7 +130,7 @@ def _locked(fd: int, limit_s: float) -> Iterator[None]:
 
 
 def _lock(fd: int) -> bool | None:
-    """Whether it is ours now; None if the file system has no locks."""
+    """Whether we hold the lock now; None if the file system has no locks."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as exc:

@@ -1,8 +1,8 @@
 """NATS: each event is published at `SUBJECT.TYPE`, for example `scanbridge.mail.decided`.
 
 An event counts as delivered when the server has confirmed it: by the answer to a PING that follows it, or with
-`jetstream` by the acknowledgement of the stream that stores it. The header `Nats-Msg-Id` has the event's id, by which
-a stream recognises an event that is sent twice.
+`jetstream` by the acknowledgement of the stream that stores it. The header `Nats-Msg-Id` contains the event's id, by
+which a stream recognises an event that is sent twice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NatsSink:
     def __init__(self, settings: NatsSettings) -> None:
         self._settings = settings
         self._client: Client | None = None
-        self._noted = ""  # what the library reported last, and went on trying
+        self._noted = ""  # the last error that the library reported while it went on trying
 
     async def deliver(self, entries: Sequence[Entry]) -> Results:
         """A stream confirms each event, a plain server all of them together."""
@@ -99,7 +99,7 @@ class NatsSink:
             options["user_credentials"] = str(settings.credentials)
         if settings.token is not None:
             options["token"] = settings.token
-        self._client = NatsClient()  # known before it is connected, so that `close` finds it after a failure
+        self._client = NatsClient()  # stored before it is connected, so that `close` finds it after a failure
         await self._client.connect(
             list(settings.servers),
             name="scanbridge",
@@ -111,7 +111,7 @@ class NatsSink:
         return self._client
 
     async def _note(self, error: Exception) -> None:
-        """What cannot be ignored is also raised where the event is published."""
+        """An error that cannot be ignored is also raised where the event is published."""
         self._noted = getattr(error, "strerror", None) or str(error) or type(error).__name__
 
     async def close(self) -> None:

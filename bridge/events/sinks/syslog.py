@@ -114,7 +114,7 @@ class SyslogSink:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def _is_closed(self) -> bool:
-        """The event loop may not have heard of it yet, but the kernel has."""
+        """The kernel is asked as well, because the event loop may not have noticed yet."""
         if self._reader is None or self._writer is None or self._reader.at_eof() or self._writer.is_closing():
             return True
         sock = self._writer.get_extra_info("socket")
@@ -143,5 +143,5 @@ class SyslogSink:
             try:
                 async with asyncio.timeout(_CLOSE_S):
                     await writer.wait_closed()
-            except (OSError, ssl.SSLError):  # even if the receiver does not read: the connection is of no more use
+            except (OSError, ssl.SSLError):  # even if the receiver does not read: the connection is of no further use
                 writer.transport.abort()

@@ -1,8 +1,8 @@
 """A webhook: one POST for each event, signed as Standard Webhooks describes (HMAC-SHA256).
 
 Only a 2xx means that the event was taken. Redirects are not followed: they would send the events to a server that the
-operator did not name. 410 means that the receiver no longer accepts events; it is then tried once an hour. Events
-about different mails are sent side by side, those about one mail one after the other.
+operator did not name. 410 means that the receiver no longer accepts events; it is then tried once an hour. Events about
+different mails are sent in parallel, those about one mail one after the other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WebhookSettings:
 
 
 def read_secrets(text: str) -> tuple[bytes, ...]:
-    """One secret per line, as `whsec_` and base64; each signs. Raises ValueError, which never quotes it."""
+    """One secret per line, as `whsec_` and base64; each one signs. Raises ValueError, which never quotes a secret."""
     found = []
     for line in text.split():
         try:
@@ -134,7 +134,7 @@ class WebhookSink:
 
 
 async def _skip_body(answer: httpx2.Response) -> None:
-    """A body that is read lets the connection be used again; a long one is not worth that."""
+    """If the body is read, the connection can be used again; that is not worth reading a long one."""
     read = 0
     async for chunk in answer.aiter_raw():
         read += len(chunk)
