@@ -29,7 +29,7 @@ def ask(address: Endpoint, timeout_s: float = _TIMEOUT_S) -> dict[str, Any] | No
 
 
 def get(address: Endpoint, page: str, timeout_s: float = _TIMEOUT_S) -> bytes | None:
-    """A page of the admin address; None if it cannot be had."""
+    """A page of the admin address; None if it is not available."""
     answer = exchange(address, page, timeout_s)
     return answer[1] if answer is not None and answer[0] == 200 else None
 
@@ -43,7 +43,7 @@ def exchange(address: Endpoint, page: str, timeout_s: float = _TIMEOUT_S) -> tup
             connection.request("GET", page)
             answer = connection.getresponse()
             return answer.status, answer.read(_MAX_ANSWER)
-    except (OSError, http.client.HTTPException, ValueError):  # ValueError: a host name that cannot be one
+    except (OSError, http.client.HTTPException, ValueError):  # ValueError: an impossible host name
         return None
 
 

@@ -1,8 +1,8 @@
 """The servers that a cluster is built on, each asked once: NATS, PostgreSQL, S3 storage and HAProxy.
 
-NATS and HAProxy are queried at their monitoring pages, which need no password; PostgreSQL and the storage are queried
-as the bridges use them. The result says which NATS server leads, and whether PostgreSQL is the primary: with a standby
-at its address, mail passes, but nothing is written. Changes nothing anywhere.
+NATS and HAProxy are queried through their monitoring pages, which need no password; PostgreSQL and the storage are
+queried as the bridges use them. The result says which NATS server leads, and whether PostgreSQL is the primary: with a
+standby at its address, mail passes, but nothing is written. Changes nothing anywhere.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UP, _INTENDED = "UP", frozenset({"MAINT", "DRAIN", "NOLB"})  # what an operator
 
 
 def nats(address: Endpoint, timeout_s: float) -> NodeView:
-    """By the address of its `http` setting."""
+    """`address` is that of its `http` setting."""
     about = _object(address, "/varz", timeout_s)
     if about is None or "server_name" not in about:
         return unreached(NATS, address)
@@ -102,7 +102,7 @@ def storage(settings: S3Settings, timeout_s: float) -> NodeView:
 
 
 def haproxy(address: Endpoint, timeout_s: float) -> NodeView:
-    """By the address of its `prometheus-exporter`."""
+    """`address` is that of its `prometheus-exporter`."""
     page = admin_client.get(address, "/metrics?scope=global&scope=server", timeout_s)
     text = page.decode(errors="replace") if page is not None else ""
     up = _PROCESS.search(text)

@@ -37,7 +37,7 @@ class Nodes:
 
     bridges: tuple[Endpoint, ...] = ()  # their admin addresses
     workers: tuple[Endpoint, ...] = ()
-    nats: tuple[Endpoint, ...] = ()  # their pages for monitoring
+    nats: tuple[Endpoint, ...] = ()  # their monitoring pages
     haproxy: tuple[Endpoint, ...] = ()  # their metrics
     database: Database | None = None  # a PostgreSQL server
     storage: S3Settings | None = None

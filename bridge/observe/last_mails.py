@@ -1,6 +1,7 @@
-"""The outcome of the last mails: are all of them deferred or rejected, and does the quarantine store mail?
+"""The outcome of the latest mails: are all of them deferred or rejected, and does the quarantine store mail?
 
-A few values, kept for the status page. Metrics have the numbers; a rate cannot say what happened to the last mail.
+A few values, kept for the status page. The metrics have the numbers, but a rate does not say what happened to the
+latest mail.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class RecentMails:
     def __init__(self) -> None:
         # When it arrived (monotonic), why it was deferred, and the next hop's refusal: None if it was not asked.
         self.last: deque[tuple[float, str, str | None]] = deque(maxlen=LAST)
-        self.quarantine_problem = ""  # of the last mail that was to be stored
+        self.quarantine_problem = ""  # of the latest mail that was to be stored
         self.quarantine_at = 0.0
 
     def note(self, record: Record) -> None:

@@ -40,7 +40,7 @@ def now() -> str:
 
 
 def escaped(text: str) -> str:
-    """As `key=value` writes text that is not one plain word."""
+    """Text that is not one plain word, as `key=value` writes it."""
     return _escape(_cut(text)).replace("\x7f", "\\u007f")
 
 
@@ -98,7 +98,7 @@ class JsonFormatter(KeyValueFormatter):
 
 
 def quiet_libraries() -> None:
-    """Only what they warn of is logged. HTTP clients log the URL of each request, which may contain a token."""
+    """Log only their warnings and errors. HTTP clients log the URL of each request, which may contain a token."""
     aiosmtpd, http_clients = ("mail.log", "mail.error"), ("httpx2", "httpcore2", "urllib3")
     for noisy in (*aiosmtpd, *http_clients, "asyncio", "uvicorn", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

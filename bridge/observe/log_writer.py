@@ -24,9 +24,9 @@ from bridge.observe.redaction import FULL, Redaction
 MAX_LINES = 20_000  # that wait to be written
 _MAX_WRITE = 64 * 1024
 _BATCH_S = 0.05
-_SUMMARY_S = 1.0  # how long the count of suppressed lines may be late
+_SUMMARY_S = 1.0  # how late the count of suppressed lines may be
 _CLOSE_S = 2.0
-_STDERR = 2  # the descriptor itself: Python sets sys.stderr to None when it was closed at the start
+_STDERR = 2  # the descriptor itself: Python sets sys.stderr to None if it was closed at startup
 _INFO = 6
 _SEVERITIES = {logging.DEBUG: 7, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}  # of syslog
 

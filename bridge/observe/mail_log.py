@@ -69,14 +69,14 @@ class _Field:
     """One field of the line. None is left out."""
 
     name: str
-    source: str  # a path of attributes, from the Record on; None as soon as the one before a `?` is None
+    source: str  # a path of attributes, starting at the Record; None if what precedes a `?` is None
     kind: _Kind = _Kind.OURS
     ordinary: _Ordinary = _Ordinary.NO
     absent: Any = None  # this value is left out, too
     otherwise: Any = None  # shown instead of what is absent
     derive: Callable[[Record], Any] | None = None  # the value, where `source` alone is not enough
     redact: Callable[[Redaction, Any], Any] | None = None  # hides the addresses in the value
-    show: Callable[[Any], Any] | None = None  # from the value to what the line shows of it
+    show: Callable[[Any], Any] | None = None  # converts the value to what the line shows
 
 
 def _joined_tags(tags: tuple[str, ...]) -> str:
@@ -262,7 +262,7 @@ def _formatter(fields: tuple[_Field, ...]) -> Callable[[Record], str]:
 
 
 def _conversion(field: _Field) -> Callable[[Any], Any] | None:
-    """From the value to its text in the line; None if nothing is to be done."""
+    """Converts the value to its text in the line; None if no conversion is needed."""
     if field.ordinary is _SOME:
         show = field.show or str
         return lambda value: "" if value == field.absent else f" {field.name}={show(value)}"

@@ -2,7 +2,7 @@
 
 `full` shows all of it, `domain` only the domain (`*@example.org`), `hashed` a keyed hash instead
 (`~1f2e3d4c5b6a7988`): the same for one address in every line, and neither reversible nor reproducible
-without the key. Knows text only; the quarantine and other stores of addresses are not its business. If
+without the key. Knows text only; the quarantine and other stores of addresses are not its concern. If
 this is wrong, the log names people although the operator promised that it would not.
 """
 

@@ -1,7 +1,7 @@
 """Two samples of a running daemon, and what happened between them.
 
-A sample is /status and /metrics of the admin address. If a counter decreased, the daemon was restarted: then its
-value is what happened since.
+A sample consists of /status and /metrics of the admin address. If a counter has decreased, the daemon was restarted:
+its value then counts what has happened since.
 """
 
 from __future__ import annotations
