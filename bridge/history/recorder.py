@@ -44,8 +44,8 @@ UPKEEP_S = 600.0
 _BATCH_ROWS = 2_000
 _TRIED_APART = 20  # rows of a batch that was refused
 _TRIED_TIMES = 4  # for a row refused while others are written: the database may be failing or recovering
-# Mails written, refusals that share a row, mails lost because too many waited, mails lost at the end of the process,
-# and deleted parts of the history: old ones, and those that exceeded the size.
+# Mails written, refusals that share a row, mails lost because too many waited, mails that could not be written (in the
+# end, or before the process ended), and deleted parts of the history: old ones, and those that exceeded the size.
 RESULTS = ("written", "summed", "overflow", "failed", "deleted", "deleted_early")
 _CLOSE_S = 5.0
 # Python 3.11: looking up an enum member takes 0.3 us (`bridge/scanner/circuit.py`).
