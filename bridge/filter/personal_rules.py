@@ -21,7 +21,7 @@ from bridge.api.scanning import AnalysisResult, Decision
 from bridge.filter import rule_names
 from bridge.filter.policy import Rule
 from bridge.mail.action import Action
-from bridge.mail.address import comparable_address, spellings_of_recipient
+from bridge.mail.address import comparable_address, has_certain_domain, spellings_of_recipient
 from bridge.mail.envelope import Envelope
 from bridge.mail.list_match import ListAction, ListMatch
 from bridge.matching.dangerous_tags import has_danger
@@ -43,7 +43,8 @@ class Table(Protocol):
 
     is_empty: bool
 
-    def has(self, recipient: str) -> bool: ...
+    def has(self, recipient: str) -> bool:
+        """Whether there may be entries of this recipient, or of one with this local part."""
 
     def find(self, kind: str, recipient: str, senders: Sequence[str]) -> str | None:
         """The first of these senders that the recipient has an entry about."""
@@ -93,6 +94,21 @@ class PersonalLists:
             if not written.isascii() and any(map(table.has, spellings_of_recipient(written))):
                 return True
         return False
+
+    def may_miss(self, recipient: str) -> bool:
+        """Whether a mail server may take this recipient for another one, who has entries; those would not be found.
+
+        A name without a domain, or in one that is completed or means whatever that host takes, may be that of anyone
+        with this local part.
+        """
+        table = self.source.table
+        if table.is_empty or has_certain_domain(recipient, are_all=False):
+            return False
+        local = recipient.rpartition("@")[0] or recipient
+        if not has_certain_domain(f"{local}@name.example"):  # a source route, or another address
+            return True
+        has_own = "@" in recipient and table.has(comparable_address(recipient))
+        return not has_own and any(map(table.has, spellings_of_recipient(local)))
 
     def fates(
         self,

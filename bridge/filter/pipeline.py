@@ -51,7 +51,7 @@ from bridge.filter.scan_request import request_for
 from bridge.filter.scan_slots import Slots
 from bridge.filter.split_by_tenant import process_split, recipients_by_tenant
 from bridge.mail.action import Action
-from bridge.mail.address import domain_of, has_certain_domain
+from bridge.mail.address import KnownDomains, domain_of, has_certain_domain
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.list_match import ListAction, ListMatch
 from bridge.mail.message import Message, Spool
@@ -92,6 +92,7 @@ class Filter:
     """One per listener, with its own policy; scanner, admission, relay and quarantine are shared by all."""
 
     envelope_lists: EnvelopeLists | None = None  # without lists, the intake need not ask
+    _personal: PersonalSplit | None = None
     saturation_rule = rule_names.of_policy(Case.SATURATED.value)
 
     def __init__(
@@ -160,12 +161,23 @@ class Filter:
             return None
         return reply_for(Case.SATURATED, self._settings.policy[Case.SATURATED], Saturated(""))
 
-    def refused_by_list(self, session: Session, sender: str, recipient: str) -> Reply | None:
+    def may_be_another(self, recipient: str, known: KnownDomains) -> bool:
+        """Whether a tenant, a route or a personal entry depends on who this is, and mail servers may disagree about it.
+
+        `known`: the domains of tenants and routes.
+        """
+        if not self.refuses:
+            return False
+        if known and not has_certain_domain(recipient, known):
+            return True
+        return self._personal is not None and self._personal.may_miss(recipient)
+
+    def refused_by_list(self, session: Session, sender: str, recipient: str, known: KnownDomains) -> Reply | None:
         """The refusal of a recipient at RCPT; None if no list refuses it."""
         lists = self.envelope_lists
         if lists is None or self._is_shadow(session, sender):
             return None
-        if lists.block_recipients and not has_certain_domain(recipient):
+        if lists.block_recipients and not has_certain_domain(recipient, known, are_all=False):
             return self.refuse_early(session, sender, recipient, UNCERTAIN_DOMAIN)
         tenant = self._tenant_of(recipient)
         found = lists.match_at_rcpt(session, sender, recipient, tenant)

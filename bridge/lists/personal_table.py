@@ -1,6 +1,6 @@
 """The personal lists in memory: whether a recipient has entries, and which of them match a sender. No I/O.
 
-Holds hashes, 8 bytes for an entry and some 70 for a recipient: a million entries must not cost every worker 100 MB.
+Holds hashes, 8 bytes for an entry and some 180 for a recipient: a million entries must not cost every worker 100 MB.
 Python's hash of a text depends on a secret of the process, so nobody can choose an address that collides with another.
 
 A table never changes: `after` makes another one, in a thread, and mail in processing continues with the old one.
@@ -22,17 +22,18 @@ class PersonalTable:
 
     __slots__ = ("_entries", "_recipients", "is_empty")
 
-    def __init__(self, recipients: set[int], entries: _Hashes) -> None:
+    def __init__(self, recipients: dict[int, int], entries: _Hashes) -> None:
+        """`recipients`: how many entries they have, and those with the same local part."""
         self._recipients = recipients
         self._entries = entries
         self.is_empty = not entries.size
 
     @classmethod
     def of(cls, entries: Iterable[Change]) -> PersonalTable:
-        recipients: set[int] = set()
+        recipients: dict[int, int] = {}
         found = _Hashes()
         for entry in entries:
-            recipients.add(hash(entry.recipient))
+            _count(recipients, entry.recipient, 1)
             found.put(_key(entry.kind, entry.recipient, entry.sender))
         found.merge()
         return cls(recipients, found)
@@ -41,7 +42,7 @@ class PersonalTable:
         return self._entries.size
 
     def has(self, recipient: str) -> bool:
-        """Whether this recipient may have entries; the address is in the spelling of entries."""
+        """Whether this recipient, or one with this local part, may have entries; in the spelling of entries."""
         return hash(recipient) in self._recipients
 
     def find(self, kind: str, recipient: str, senders: Sequence[str]) -> str | None:
@@ -50,13 +51,15 @@ class PersonalTable:
         return next((sender for sender in senders if _key(kind, recipient, sender) in entries), None)
 
     def after(self, changes: Iterable[Change]) -> PersonalTable:
-        """The table with these changes. A recipient without remaining entries is still looked up, which is harmless."""
-        recipients, entries = set(self._recipients), self._entries.copy()
+        """The table with these changes."""
+        recipients, entries = self._recipients.copy(), self._entries.copy()
         for change in changes:
             for kind in Kind:
-                entries.discard(_key(kind, change.recipient, change.sender))
+                if (key := _key(kind, change.recipient, change.sender)) in entries:
+                    _count(recipients, change.recipient, -1)
+                    entries.discard(key)
             if change.kind:
-                recipients.add(hash(change.recipient))
+                _count(recipients, change.recipient, 1)
                 entries.put(_key(change.kind, change.recipient, change.sender))
         if entries.is_due:
             entries.merge()
@@ -106,6 +109,14 @@ class _Hashes:
     def _is_sorted(self, number: int) -> bool:
         place = bisect_left(self._sorted, number)
         return place < len(self._sorted) and self._sorted[place] == number
+
+
+def _count(recipients: dict[int, int], recipient: str, more: int) -> None:
+    """For the recipient, and for the local part alone."""
+    for number in (hash(recipient), hash(recipient.rpartition("@")[0])):
+        recipients[number] = recipients.get(number, 0) + more
+        if not recipients[number]:
+            del recipients[number]
 
 
 def _key(kind: str, recipient: str, sender: str) -> int:

@@ -91,19 +91,19 @@ class KnownDomains(frozenset[str]):
 _NONE = KnownDomains()
 
 
-def has_certain_domain(address: str, known: KnownDomains = _NONE) -> bool:
+def has_certain_domain(address: str, known: KnownDomains = _NONE, *, are_all: bool = True) -> bool:
     """Whether all mail servers deliver this recipient by the domain that `domain_of` finds.
 
     Many also take a local part with `%`, `!` or a quoted `@` for the real address, and add their own domain to an
     address without one. `postmaster` alone is valid (RFC 5321 4.5.1). An address literal means whatever mail that host
     takes, so it must be one of the `known` domains, except for `postmaster`. Some mail servers may read a domain as
-    another one of those: see `_may_be_another`.
+    another one of those: see `_may_be_another`. `are_all`: nothing depends on any other domain.
     """
     if len(address) > _MAX_ADDRESS or len(address.rpartition("@")[2]) > _MAX_WRITTEN:
         return False  # no mail server can deliver it; finding out what it may mean would take too long
     if _PLAIN_ADDRESS.fullmatch(address):
         written = address.rpartition("@")[2]
-        return "." in written[:-1] or not _may_be_another(comparable_domain(written), written, known)
+        return "." in written[:-1] or not _may_be_another(comparable_domain(written), written, known, are_all)
     if address.lower() == "postmaster":
         return True
     if _without_comments(address).count("@") != 1:  # a source route, or an @ in the local part
@@ -118,10 +118,10 @@ def has_certain_domain(address: str, known: KnownDomains = _NONE) -> bool:
     domain = comparable_domain(written)
     if domain in known or (domain[:1] == "[" and local.lower() == "postmaster"):
         return True
-    return domain != "" and not _NO_NAME.search(domain) and not _may_be_another(domain, written, known)
+    return domain != "" and not _NO_NAME.search(domain) and not _may_be_another(domain, written, known, are_all)
 
 
-def _may_be_another(domain: str, written: str, known: KnownDomains) -> bool:
+def _may_be_another(domain: str, written: str, known: KnownDomains, are_all: bool) -> bool:
     """Whether a mail server may take a domain, which is not one of the `known` ones, for one that is.
 
     Postfix folds case, and takes `stra\u00dfe.example` for its own domain `strasse.example`; for DNS, it has another
@@ -129,6 +129,8 @@ def _may_be_another(domain: str, written: str, known: KnownDomains) -> bool:
     """
     if domain in known:
         return False
+    if not are_all and "." not in domain:
+        return True
     readings = {domain} if written.isascii() else {domain, comparable_domain(written.casefold())}
     return any(reading in known or reading in known.first_labels for reading in readings)
 

@@ -13,7 +13,7 @@ import pytest
 from bridge.lists.personal_store import FILE, PersonalLists
 from bridge.runtime.database import Database
 from bridge.testing import RunningBridge, answer, result, running_bridge, until
-from tests.filter.smtp_kit import MAIL, counted, mail_lines, send
+from tests.filter.smtp_kit import MAIL, Client, counted, mail_lines, send
 from tests.recipients import recipients_kit
 
 ANNA, BEN, CLEO = "anna@example.org", "ben@example.org", "cleo@example.org"
@@ -29,7 +29,7 @@ class Personal:
     def __init__(self, bridge: RunningBridge) -> None:
         self._lists = PersonalLists(Database.file(bridge.directory / "state" / FILE))
         self._bridge = bridge
-        self._made: list[tuple[str, str, str]] = []
+        self._made: list[tuple[str, ...]] = []
 
     def add(self, kind: str, recipient: str, sender: str) -> None:
         self.add_all([(recipient, kind, sender)])
@@ -38,6 +38,11 @@ class Personal:
         for recipient, kind, sender in entries:
             (self._lists.block if kind == "block" else self._lists.allow)(recipient, sender)
             self._made.append((recipient, kind, sender))
+        self.wait()
+
+    def remove(self, *made: str) -> None:
+        self._made.remove(made)
+        self._lists.remove(*made)
         self.wait()
 
     def remove_all(self) -> None:
@@ -134,6 +139,67 @@ def test_block_matches_the_sender_that_people_see(
     personal.add("block", "Anna@EXAMPLE.org.", entry)
     reply = send(bridge, header.encode() + MAIL, sender=sender, recipients=("ANNA@Example.ORG", BEN))
     assert reply.startswith("250 ") and recipients(bridge) == [[BEN]]
+
+
+UNCERTAIN = [
+    "anna@mail",
+    "ANNA@Mail.",
+    "anna",
+    '"anna"',
+    "\u017fales",
+    "anna@[127.0.0.1]",
+    "anna%mail.example.org@mx.example.org",
+    "bob%example.com@mx.example.org",
+    "mail.example.org!anna",
+    '"anna@mail.example.org"',
+    '"anna@mail.example.org"@mx.example.org',
+]
+CERTAIN = [
+    "postmaster",
+    "root",
+    "root@localhost",
+    "root@[127.0.0.1]",
+    "anna@example.net",
+    "anna@home",
+    "annabel",
+    '"bob smith"@example.org',
+]
+
+
+def test_another_spelling_of_the_recipient_missed_a_personal_block(bridge: RunningBridge, personal: Personal) -> None:
+    """A mail server completes `anna@mail` and `anna`, or reads another address from them, and delivers to her.
+
+    Recipients that cannot be her are accepted, and so is every spelling as long as nobody has entries.
+    """
+
+    def replies(spellings: list[str]) -> dict[str, str]:
+        with Client(bridge) as client:
+            client.say("EHLO mx.example")
+            client.say("MAIL FROM:<a@client.example> SMTPUTF8")
+            return {spelling: client.say(f"RCPT TO:<{spelling}>".encode()) for spelling in spellings}
+
+    before = replies(UNCERTAIN + CERTAIN)
+    assert [reply for reply in before.values() if not reply.startswith("250 ")] == []
+    for recipient in ("anna@mail.example.org", "anna@home", "sales@example.org"):
+        personal.add("block", recipient, SENDER)
+    refused, accepted = replies(UNCERTAIN), replies(CERTAIN)
+    assert all(reply.startswith("553 5.1.3 ") for reply in refused.values()), refused
+    assert all(reply.startswith("250 ") for reply in accepted.values()), accepted
+
+
+def test_names_are_accepted_again_after_the_last_entry(bridge: RunningBridge, personal: Personal) -> None:
+    """The entries of others with the same local part count, and removed ones do not."""
+    personal.add_all([("anna@a.example", "block", SENDER), ("anna@b.example", "block", SENDER), (BEN, "block", SENDER)])
+
+    def reply() -> str:
+        with Client(bridge) as client:
+            client.begin()
+            return client.say("RCPT TO:<anna>")
+
+    for recipient in ("anna@a.example", "anna@b.example"):
+        assert reply().startswith("553 ")
+        personal.remove(recipient, "block", SENDER)
+    assert reply().startswith("250 ")
 
 
 def test_other_senders_and_recipients_are_not_touched(bridge: RunningBridge, personal: Personal) -> None:

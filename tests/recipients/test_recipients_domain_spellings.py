@@ -9,6 +9,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from bridge.testing import (
     result,
     running_bridge,
 )
-from tests.intake.milter.milter_kit import Mta
+from tests.intake.milter.milter_kit import Mta, ScriptedFilter
 from tests.long_cases import few
 from tests.quarantine.quarantine_kit import HEAD, make_tx
 
@@ -393,6 +394,15 @@ def test_a_domain_that_the_mail_server_reads_as_another_one_got_no_tenant(addres
     assert has_certain_domain(address), "where no domain is known, it is no other one"
 
 
+@pytest.mark.parametrize("address", ["v@mail", "V@Mail.", '"john doe"@mail', "v@stra\u00dfe", "v"])
+def test_a_name_that_a_list_may_be_about_was_certain(address: str) -> None:
+    """The domains in lists are not known, so a mail server may complete any name to one of them."""
+    assert not has_certain_domain(address, KNOWN, are_all=False)
+    assert has_certain_domain(address, KnownDomains((*KNOWN, domain_of(address))), are_all=False) is ("@" in address)
+    for known in ("v@local", "v@mail.test", "v@mail.test.", "postmaster", '"john doe"@b\u00fccher.test'):
+        assert has_certain_domain(known, KNOWN, are_all=False)
+
+
 class Counted(KnownDomains):
     """Counts how often all of them are looked at."""
 
@@ -460,7 +470,9 @@ def test_where_nothing_depends_on_the_domain_every_spelling_is_accepted(tmp_path
 
 def test_a_sender_chose_the_tenant_by_the_spelling_of_the_recipient_over_milter() -> None:
     """The mail server passes on what its client wrote."""
-    limits = Limits(1000, 10, b"x-scan-", RecipientGroups({"victim.test": (ONE, 0)}), needs_domain=True)
+    groups = RecipientGroups({"victim.test": (ONE, 0)})
+    may_be_another = partial(ScriptedFilter().may_be_another, known=groups.known)
+    limits = Limits(1000, 10, b"x-scan-", groups, may_be_another=may_be_another)
     for address in UNCERTAIN:
         mail = Mail("a@example.org", (), Spool(1000), limits)
         refusal = mail.add_recipient(f"<{address}>\0".encode())

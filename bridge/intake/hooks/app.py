@@ -293,7 +293,7 @@ class _Asking:
     def _refused_by_list(self, session: Session, sender: str) -> Callable[[str], Reply | None] | None:
         if self._filter.envelope_lists is None:
             return None
-        return partial(self._filter.refused_by_list, session, sender)
+        return partial(self._filter.refused_by_list, session, sender, known=self._context.settings.groups.known)
 
     def _saturated(self, stage: str, session: Session, sender: str, reply: Reply) -> None:
         rule = self._filter.saturation_rule

@@ -300,7 +300,9 @@ class MilterConnection(asyncio.Protocol):
         if filter_.envelope_lists is None:
             refusal = mail.add_recipient(data)
         else:
-            refusal = mail.add_recipient(data, partial(filter_.refused_by_list, self._describe(), mail.sender))
+            known = self._settings.groups.known
+            refused = partial(filter_.refused_by_list, self._describe(), mail.sender, known=known)
+            refusal = mail.add_recipient(data, refused)
         if refusal is TOO_MANY_RECIPIENTS or refusal is UNCERTAIN_DOMAIN:
             refusal = self._report_recipient(mail, data, refusal)
         self._answer(protocol.RCPT, refusal)

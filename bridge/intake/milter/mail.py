@@ -14,13 +14,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from bridge.errors import MessageTooLarge, ProtocolError, Saturated
 from bridge.filter.policy import NO_STORAGE, SATURATED, TOO_MANY_FORGED, UNCERTAIN_DOMAIN, reply_to_error
 from bridge.intake.milter import codec
 from bridge.intake.one_tenant import RecipientGroups
-from bridge.mail.address import has_certain_domain
+from bridge.mail.address import KnownDomains
 from bridge.mail.authentication_results import FIELD_LOWER, OwnResults
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
@@ -55,7 +56,8 @@ class FilterFacts(Protocol):
 
     header_prefix: str
     own_results: OwnResults | None
-    refuses: bool  # it refuses mail, and does not only report what it would do
+
+    def may_be_another(self, recipient: str, known: KnownDomains) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Limits:
     prefix: bytes  # of our own header fields, in lower case
     groups: RecipientGroups = field(default_factory=RecipientGroups)
     on_hit: Callable[[str], None] = lambda limit: None  # called with the limit that a mail exceeds
-    needs_domain: bool = False  # a recipient whose domain is not certain is refused
+    may_be_another: Callable[[str], bool] = lambda address: False  # such a recipient is refused
     own_results: OwnResults | None = None  # of Authentication-Results; None: we do not write them
     our_fields: re.Pattern[bytes] = field(init=False)  # finds the names of fields with our prefix
 
@@ -85,7 +87,7 @@ class Limits:
             filter_.header_prefix.lower().encode("ascii"),
             groups,
             on_hit,
-            needs_domain=bool(groups.by_domain) and filter_.refuses,
+            may_be_another=partial(filter_.may_be_another, known=groups.known),
             own_results=filter_.own_results,
         )
 
@@ -149,7 +151,7 @@ class Mail:
         if isinstance(parsed, Reply):
             return parsed
         address, params = parsed
-        if self._limits.needs_domain and not has_certain_domain(address, self._limits.groups.known):
+        if self._limits.may_be_another(address):
             return UNCERTAIN_DOMAIN
         if self.recipients and (reply := self._limits.groups.refusal(self.recipients[0].address, address)) is not None:
             return reply

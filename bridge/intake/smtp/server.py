@@ -35,7 +35,6 @@ from bridge.intake.smtp.proxy_header import is_stream, named_client
 from bridge.intake.smtp.session import SmtpSession
 from bridge.intake.smtp.session_settings import SessionLimits
 from bridge.intake.trusted_clients import Network, peer_address
-from bridge.mail.address import has_certain_domain
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
@@ -225,7 +224,7 @@ class SmtpServer:
     ) -> Any:
         """A mail belongs to one tenant and goes to one next hop, unless each recipient gets a reply."""
         groups = self.settings.groups
-        if groups.by_domain and self._filter.refuses and not has_certain_domain(address, groups.known):
+        if self._filter.may_be_another(address, groups.known):
             return self._filter.refuse_early(
                 self._describe(session), envelope.mail_from or "", address, UNCERTAIN_DOMAIN
             )
@@ -234,7 +233,9 @@ class SmtpServer:
             if refusal is not None:
                 return refusal
         if self._filter.envelope_lists is not None:
-            refusal = self._filter.refused_by_list(self._describe(session), envelope.mail_from or "", address)
+            refusal = self._filter.refused_by_list(
+                self._describe(session), envelope.mail_from or "", address, groups.known
+            )
             if refusal is not None:
                 session.excuse(1)  # DATA
                 return refusal

@@ -227,6 +227,28 @@ def test_shadow_mode_only_reports(service, tmp_path, protocol):
             assert counted(bridge, "list_matches_total", listener="test", list=name, action=action) == count
 
 
+@pytest.mark.parametrize("protocol", ["smtp", "lmtp"])
+def test_a_name_without_a_dot_missed_a_list_of_recipients(service, tmp_path, protocol):
+    """Many mail servers complete it, and delivered to the blocked address; a domain of a tenant is not completed."""
+    tenants = [{"uid": TENANT, "recipient_domains": ["intranet", "[192.0.2.9]"]}]
+    with (
+        door(
+            tmp_path, service, {"block_recipients": ["closed-mailboxes"]}, {"tenants": tenants}, protocol=protocol
+        ) as bridge,
+        Client(bridge) as client,
+    ):
+        client.say("LHLO mx.example" if protocol == "lmtp" else "EHLO mx.example")
+        client.say("MAIL FROM:<good@sender.example>")
+        for recipient in ("gone@example", "a@closed", "A@Closed.", '"a b"@closed'):
+            assert client.say(f"RCPT TO:<{recipient}>").startswith("553 5.1.3 ")
+        for recipient in ("a@intranet", "a@[192.0.2.9]"):
+            assert client.say(f"RCPT TO:<{recipient}>").startswith("250 ")
+        client.say("RSET")
+        client.say("MAIL FROM:<good@sender.example>")
+        for recipient in ("postmaster", "a@other.example"):
+            assert client.say(f"RCPT TO:<{recipient}>").startswith("250 ")
+
+
 def test_lmtp_refuses_as_smtp_does(service, tmp_path):
     """At RCPT, with the same replies."""
     lists = {"block": BLOCK, "block_recipients": ["closed-mailboxes"]}
