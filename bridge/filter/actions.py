@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import assert_never
@@ -32,6 +33,7 @@ from bridge.filter.policy import (
     with_id,
 )
 from bridge.mail.action import Action
+from bridge.mail.address import has_certain_domain
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
@@ -87,9 +89,12 @@ class Actions:
         except StoreError as exc:
             return not_stored(record, exc, result)
 
-    def can_separate(self, tx: Transaction) -> bool:
-        """Whether some recipients can get the mail without the others: with a milter, the mail server removes them."""
-        return self._relay is not None or tx.can_remove
+    def can_separate(self, tx: Transaction, withheld: Sequence[str]) -> bool:
+        """Whether the other recipients can get the mail without these: with a milter, the mail server removes them.
+
+        It may ignore the request if it keeps a recipient in another spelling: Postfix removes source routes.
+        """
+        return self._relay is not None or (tx.can_remove and all(map(has_certain_domain, withheld)))
 
     async def withhold(self, record: Record, action: Action, why: str, result: AnalysisResult | None) -> Outcome:
         """Quarantine the mail, or drop it, although the policy hands it on."""

@@ -67,16 +67,18 @@ class PersonalSplit:
         if len(fates) == 1:
             return await self._carry_out_one(record, fates[0], usual)
         getting, withheld = fates
-        rule = self._possible(tx, withheld.rule)
+        rule = self._possible(tx, withheld)
         if rule is None:
             return await usual.carry_out(record, usual.rule)
         return await self._carry_out_both(record, getting, replace(withheld, rule=rule), usual)
 
-    def _possible(self, tx: Transaction, rule: Rule) -> Rule | None:
-        """The rule for the recipients who do not get the mail; None if there is no way to separate them."""
+    def _possible(self, tx: Transaction, withheld: Fate) -> Rule | None:
+        """The rule for the recipients who do not get the mail; None if there is no certain way to separate them."""
+        rule = withheld.rule
         if tx.is_per_recipient:
             return rule
-        if rule.action is Action.TEMPFAIL or not self._actions.can_separate(tx):
+        addresses = [tx.envelope.recipients[index].address for index in withheld.indexes]
+        if rule.action is Action.TEMPFAIL or not self._actions.can_separate(tx, addresses):
             return None
         if rule.action in (Action.REJECT, Action.HOLD):
             return Rule(Action.QUARANTINE, name=rule.name)

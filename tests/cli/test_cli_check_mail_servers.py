@@ -69,6 +69,7 @@ def test_good_postfix_has_no_problem(tmp_path: Path) -> None:
         ({"milter_content_timeout": "4s"}, "Postfix milter_content_timeout", "at least 10s"),
         ({"milter_command_timeout": "1s"}, "Postfix milter_command_timeout", "at least 10s"),
         ({"milter_protocol": "2"}, "Postfix milter_protocol", "milter_protocol = 6"),
+        ({"enable_original_recipient": "no"}, "Postfix enable_original_recipient", "enable_original_recipient = yes"),
     ],
 )
 def test_mistake_in_postfix_is_found(tmp_path: Path, settings: dict[str, str], what: str, advice: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from bridge.lists.personal_store import FILE, PersonalLists
 from bridge.runtime.database import Database
 from bridge.testing import RunningBridge, answer, result, running_bridge, until
 from tests.filter.smtp_kit import MAIL, Client, counted, mail_lines, send
+from tests.intake.milter.milter_kit import Mta, frame
 from tests.recipients import recipients_kit
 
 ANNA, BEN, CLEO = "anna@example.org", "ben@example.org", "cleo@example.org"
@@ -483,3 +485,32 @@ def test_shadow_mode_changes_nothing(tmp_path: Path) -> None:
         Personal(bridge).add("block", ANNA, SENDER)
         assert send(bridge, sender=SENDER, recipients=(ANNA, BEN)).startswith("250 ")
         assert recipients(bridge) == [[ANNA, BEN]]
+
+
+FOR_ALL = {"bounce": "y", "quarantine": "q", "drop": "d"}
+
+
+@pytest.mark.parametrize("decision", FOR_ALL)
+@pytest.mark.parametrize("recipient", [b"<@mx.example.org:ben@example.org>", b"ben@example.org"])
+async def test_a_recipient_whom_the_mail_server_may_not_find_got_the_mail(
+    tmp_path: Path, recipient: bytes, decision: str
+) -> None:
+    """With a source route; or without brackets, as Postfix writes recipients that it has rewritten."""
+    with running_bridge(tmp_path, OFF | USERS, protocol="milter") as bridge:
+        bridge.scanner.reply = answer(200, result(decision, verdict="spam", tags=["auth:spf-pass"]))
+        for removed in (recipient, b"<ben@example.org>"):
+            bridge.background.run(bridge.daemon.personal.look())
+            mta = Mta(*await asyncio.open_connection("127.0.0.1", bridge.port))
+            await mta.greet()
+            await mta.mail(b"<news@shop.example>", b"<anna@example.org>")
+            assert await mta.ask(frame("R", removed + b"\0")) == ("c", b"")
+            if removed is recipient:  # at RCPT, nobody had entries yet
+                Personal(bridge).add("allow", ANNA, SENDER)
+            mta.content()
+            answers = await mta.until_final()
+            mta.writer.close()
+            if removed is recipient:
+                letters = [letter for letter, _ in answers]
+                assert FOR_ALL[decision] in letters and "-" not in letters, "all recipients are treated alike"
+            else:
+                assert ("-", removed + b"\0") in answers and answers[-1][0] == "c"

@@ -19,7 +19,14 @@ _WHEN_UNAVAILABLE = {
     "quarantine": "mail is put on hold unscanned",
     "reject": "mail is refused permanently",
 }
-NAMES = (*_LIMITS_S, "milter_default_action", "milter_protocol", "non_smtpd_milters", "smtpd_milters")
+NAMES = (
+    *_LIMITS_S,
+    "enable_original_recipient",
+    "milter_default_action",
+    "milter_protocol",
+    "non_smtpd_milters",
+    "smtpd_milters",
+)
 
 
 def check_milters(
@@ -64,6 +71,11 @@ def _settings(main: dict[str, str]) -> Iterator[Finding]:
     protocol = main["milter_protocol"]
     old = "with less than 6, the bridge cannot request macros, and spaces in headers are lost: set milter_protocol = 6"
     yield Finding.of_setting("Postfix milter_protocol", protocol, old if protocol < "6" else "")
+    original = main["enable_original_recipient"]
+    forgets = (
+        "Postfix delivers mail to rewritten recipients that the bridge removes: set enable_original_recipient = yes"
+    )
+    yield Finding.of_setting("Postfix enable_original_recipient", original, "" if original == "yes" else forgets)
     if not main["non_smtpd_milters"]:
         yield Finding("Postfix non_smtpd_milters", detail="empty: mail submitted by local programs is not scanned")
 

@@ -380,7 +380,8 @@ class MilterConnection(asyncio.Protocol):
         mail.end(data)
         session = self._client.session(self._session_id or new_id(), self._settings.name, self.peer)
         now, filter_ = monotonic(), self._context.filter
-        can_hold, can_remove = self._agreement.can_quarantine, self._agreement.can_remove
+        can_hold = self._agreement.can_quarantine
+        can_remove = self._agreement.can_remove and mail.is_as_written
         until = now + filter_.deadline_s
         tx = Transaction(new_id(), session, mail.envelope, mail.message, now, until, False, can_hold, can_remove)
         if mail.refusal is not None:

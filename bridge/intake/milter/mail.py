@@ -95,8 +95,8 @@ class Limits:
 class Mail:
     """Grows event by event, from MAIL to the end of the body."""
 
-    __slots__ = ("_colon", "_head", "_in_head", "_is_own_result", "_limits", "_results_seen", "forged", "message",
-                 "params", "recipients", "refusal", "sender", "size")  # fmt: skip
+    __slots__ = ("_colon", "_head", "_in_head", "_is_own_result", "_limits", "_results_seen", "forged", "is_as_written",
+                 "message", "params", "recipients", "refusal", "sender", "size")  # fmt: skip
 
     def __init__(
         self, sender: str, params: tuple[str, ...], spool: Spool, limits: Limits, *, leading_space: bool = True
@@ -104,6 +104,9 @@ class Mail:
         self.sender = sender
         self.params = params
         self.recipients: list[Recipient] = []
+        # Postfix tells us recipients of local programs without brackets, and after it has completed and rewritten them;
+        # but it only removes a recipient that is named as it was written.
+        self.is_as_written = True
         self.message = Message(spool)
         # Fields that only we may write: by lower-case name, their numbers among the fields of this name, from 1.
         self.forged: dict[bytes, list[int]] = {}
@@ -158,6 +161,7 @@ class Mail:
         if refused is not None and (reply := refused(address)) is not None:
             return reply
         self.recipients.append(Recipient(address, params))
+        self.is_as_written = self.is_as_written and data[:1] == b"<"
         return None
 
     # --- the header section ----------------------------------------------------------------------
