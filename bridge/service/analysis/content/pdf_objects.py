@@ -34,7 +34,7 @@ _ESCAPE = re.compile(rb"#(3[0-9]|[46][1-9a-fA-F]|[57][0-9aA])")
 _MAX_DEPTH = 100  # of nested arrays and dictionaries; viewers have such limits, too
 _TOKEN_WORK, _PARENTHESIS_WORK, _OBJECT_WORK = 450, 80, 200
 _SKIP_WORK, _COMMENT_WORK = 3, 25  # for a byte that is skipped, and for each comment among these
-_SEARCH_WORK, _STRING_WORK = 4, 60  # for a byte in which pairs are counted again, and for each string in it
+_SEARCH_WORK, _STRING_WORK = 4, 70  # for a byte in which pairs are counted again, and for a string that is removed
 
 
 class Reference(NamedTuple):
@@ -214,7 +214,13 @@ class Objects:
         self._budget.take_work((_SEARCH_WORK if is_again else 1) * (end - start))
         if b"%" in text or b"\\" in text:
             self._budget.take_work(_STRING_WORK * text.count(b"(") if is_again else 0)
-            text = _SIMPLE_STRING.sub(lambda string: b"" if string[1] else string[0], text)
+
+            def without(string: re.Match[bytes]) -> bytes:
+                if not is_again:  # one by one: ordinary documents have escaped parentheses, which are no strings
+                    self._budget.take_work(_STRING_WORK)
+                return b"" if string[1] else string[0]
+
+            text = _SIMPLE_STRING.sub(without, text)
         pairs = ((b"<<", b">>"), (b"(", b")"))
         return b"%" in text or b"\\" in text or any(text.count(first) != text.count(last) for first, last in pairs)
 
