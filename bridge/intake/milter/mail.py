@@ -23,7 +23,7 @@ from bridge.intake.milter import codec
 from bridge.intake.one_tenant import RecipientGroups
 from bridge.mail.address import KnownDomains
 from bridge.mail.authentication_results import FIELD_LOWER, OwnResults
-from bridge.mail.envelope import Envelope, Recipient
+from bridge.mail.envelope import Envelope, Recipient, max_recipient_bytes
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 
@@ -95,8 +95,9 @@ class Limits:
 class Mail:
     """Grows event by event, from MAIL to the end of the body."""
 
-    __slots__ = ("_colon", "_head", "_in_head", "_is_own_result", "_limits", "_results_seen", "forged", "is_as_written",
-                 "message", "params", "recipients", "refusal", "sender", "size")  # fmt: skip
+    __slots__ = ("_colon", "_head", "_in_head", "_is_own_result", "_limits", "_recipient_bytes", "_results_seen",
+                 "forged", "is_as_written", "message", "params", "recipients", "refusal", "sender",
+                 "size")  # fmt: skip
 
     def __init__(
         self, sender: str, params: tuple[str, ...], spool: Spool, limits: Limits, *, leading_space: bool = True
@@ -107,6 +108,7 @@ class Mail:
         # Postfix tells us recipients of local programs without brackets, and after it has completed and rewritten them;
         # but it only removes a recipient that is named as it was written.
         self.is_as_written = True
+        self._recipient_bytes = 0
         self.message = Message(spool)
         # Fields that only we may write: by lower-case name, their numbers among the fields of this name, from 1.
         self.forged: dict[bytes, list[int]] = {}
@@ -147,7 +149,8 @@ class Mail:
         """
         if self.refusal is not None:
             return self.refusal
-        if len(self.recipients) >= self._limits.max_recipients:
+        most = self._limits.max_recipients
+        if len(self.recipients) >= most or self._recipient_bytes >= max_recipient_bytes(most):
             self._limits.on_hit("max_recipients")
             return TOO_MANY_RECIPIENTS
         parsed = codec.parse_address(data)
@@ -162,6 +165,7 @@ class Mail:
             return reply
         self.recipients.append(Recipient(address, params))
         self.is_as_written = self.is_as_written and data[:1] == b"<"
+        self._recipient_bytes += len(data)
         return None
 
     # --- the header section ----------------------------------------------------------------------

@@ -17,6 +17,7 @@ class SmtpEnvelope(StockEnvelope):
         self.prdr = False
         self.rcpt_tos: list[str] = []
         self.rcpt_params: list[tuple[str, ...]] = []
+        self.rcpt_bytes = 0  # of both
         self.message: Message | None = None
         self._encoding = encoding
 

@@ -38,6 +38,7 @@ from bridge.intake.smtp.parameters import TOO_LARGE, declared_size, refuse_of_ma
 from bridge.intake.smtp.paths import Path
 from bridge.intake.smtp.reply_per_recipient import replies_to_dot
 from bridge.intake.smtp.session_settings import SessionSettings
+from bridge.mail.envelope import max_recipient_bytes
 from bridge.mail.reply import Reply
 from bridge.mail.session import UNKNOWN_CLIENT, Client, Session
 from bridge.mail.transaction import new_id
@@ -344,7 +345,8 @@ class SmtpSession(StockSession):
                 return replies.EMPTY_RECIPIENT
             if unchecked.params and (refusal := refuse_of_rcpt(unchecked, self.settings.hidden)) is not None:
                 return refusal
-        if len(self.envelope.rcpt_tos) >= self.settings.limits.max_recipients:
+        most = self.settings.limits.max_recipients
+        if len(self.envelope.rcpt_tos) >= most or self.envelope.rcpt_bytes >= max_recipient_bytes(most):
             self.settings.on_limit("max_recipients")
             log.info("session %s: recipient <%s> refused: max_recipients", self.id, address)
             return replies.TOO_MANY_RECIPIENTS
@@ -356,6 +358,7 @@ class SmtpSession(StockSession):
         (address, options), envelope = arguments, self.envelope
         envelope.rcpt_tos.append(address)
         envelope.rcpt_params.append(tuple(options))
+        envelope.rcpt_bytes += len(address) + sum(map(len, options))
         return self.replies.append(b"250 2.1.5 OK\r\n")
 
     def data(self) -> Effect | None:

@@ -7,7 +7,7 @@ import pytest
 from bridge.errors import ProtocolError
 from bridge.intake.milter import protocol
 from bridge.intake.milter.client_info import ClientInfo
-from bridge.intake.milter.mail import MAX_STRIPPED, Limits, Mail
+from bridge.intake.milter.mail import MAX_STRIPPED, TOO_MANY_RECIPIENTS, Limits, Mail
 from bridge.intake.one_tenant import RecipientGroups
 from bridge.mail.message import Spool
 
@@ -161,6 +161,21 @@ def test_flood_of_forged_fields_is_refused():
     assert mail.refusal is None
     mail.end_headers()
     assert str(mail.refusal).startswith("550 5.6.0")
+
+
+def test_long_recipients_filled_the_memory_before_the_content():
+    """A thousand ordinary ones with ORCPT fit; the first one always does."""
+    mail = new_mail(limits=Limits(1000, 1000, b"x-scan-"))
+    address = b"%03d" + b"a" * 90 + b"@example.org"
+    for number in range(1000):
+        name = address % number
+        assert mail.add_recipient(b"<%b>\0NOTIFY=NEVER\0ORCPT=rfc822;%b\0" % (name, name)) is None
+    for most in (1, 1000, 2000):
+        mail = new_mail(limits=Limits(1000, most, b"x-scan-"))
+        long = b"<b@example.org>\0" + b"X=%b\0" % (b"x" * 300) * 200
+        taken = [mail.add_recipient(long) for _ in range(20)].count(None)
+        assert taken == {1: 1, 1000: 5, 2000: 9}[most]
+        assert mail.add_recipient(long) == TOO_MANY_RECIPIENTS and len(mail.recipients) == taken
 
 
 def macro(event, *words):
