@@ -64,7 +64,7 @@ def edits(head: bytes, changes: Changes) -> tuple[FieldEdit, ...]:
 
 def too_many(head: bytes, changes: Changes) -> bool:
     """Whether there are more of these fields than can be removed."""
-    return sum(map(len, field_places(head, _names(changes)).values())) > _MAX_EDITS
+    return sum(map(len, field_places(head, _names(changes), _MAX_EDITS + 1).values())) > _MAX_EDITS
 
 
 def _names(changes: Changes) -> set[bytes]:

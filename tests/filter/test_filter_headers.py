@@ -15,6 +15,7 @@ from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
 from bridge.mail.session import Client, Session
 from bridge.mail.transaction import Transaction
+from tests.processor_time import fair_cpu_s
 
 EDITOR = HeaderEditor("X-Scan-", "bridge.example")
 
@@ -156,3 +157,20 @@ def test_received_can_be_left_out() -> None:
 def test_received_fields_are_counted(head: bytes, count: int) -> None:
     """In any letter case; fields that only look similar do not count."""
     assert count_received(head.lower()) == count
+
+
+@pytest.mark.parametrize(
+    ("line", "limit_s"),
+    [
+        (b"X-Scan-\r\n", 0.14),
+        (b"X-Scan-\r\na:\r\n", 0.14),
+        (b"Authentication-Results:x\r\n", 0.22),
+        (b"Authentication-Results:mx.example.org\r\n", 0.22),
+        (b"Authentication-Results:mx.example.org 1\r\n", 0.22),
+    ],
+)
+def test_a_mebibyte_of_our_fields_stopped_all_sessions(line: bytes, limit_s: float) -> None:
+    """For a quarter of a second and more: each field was searched for, and read, on its own."""
+    editor = HeaderEditor("X-Scan-", "bridge.example", authserv_id="mx.example.org")
+    head = line * ((1 << 20) // len(line))
+    assert fair_cpu_s(lambda: editor.strip(head), attempts=3) < limit_s

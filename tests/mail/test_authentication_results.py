@@ -188,3 +188,12 @@ def test_a_header_section_of_short_fields_took_a_second(value: str) -> None:
     other = b"Authentication-Results: other.example; none\r\n"
     assert OURS.remove(field * 100 + other * 9 + field * 9) == field * 100 + other * 9
     assert list(OURS.own_of(other * 101 + field * 101)) == [False] * 201 + [True]
+
+
+@pytest.mark.parametrize("value", [b" other.example 1; none", b" (x) other.example; none", b" other.example (x); none"])
+def test_plain_fields_do_not_count_as_odd(value: bytes) -> None:
+    """Comments in the results of other servers are common: such a field is read however many there are."""
+    odd = b"Authentication-Results:" + value + b"\r\n"
+    plain = b"Authentication-Results: other.example; spf=pass (sender IP is 192.0.2.1)\r\n"
+    assert OURS.remove(plain * 300 + odd * 100) == plain * 300 + odd * 100
+    assert OURS.remove(plain * 300 + odd * 101 + plain) == plain * 300 + odd * 100 + plain

@@ -19,6 +19,7 @@ from bridge.mail.session import Client
 
 _NAMES = (*xforward.XFORWARD_NAMES, "LOGIN")
 _KEYS = frozenset(name.encode("ascii") for name in _NAMES)
+_MAX_VALUE = 64 * 1024  # bytes; no mail server writes more, and reading 1 MiB of words took a quarter of a second
 
 
 class BadClient(ValueError):
@@ -69,6 +70,8 @@ def _client(value: bytes) -> Client:
     """Parse XFORWARD's attributes. One that cannot be used, or is repeated, does not affect the others: senders choose
     their HELO, and could otherwise choose to be judged by no address.
     """
+    if len(value) > _MAX_VALUE:
+        raise BadClient
     words = [word for word in value.split() if word.partition(b"=")[0].upper() in _KEYS]  # there may be many others
     names = Counter(word.partition(b"=")[0].upper() for word in words)
     if names[b"ADDR"] > 1:

@@ -15,6 +15,7 @@ from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClie
 from bridge.mail.message import Message, Spool
 from bridge.mail.session import Client
 from bridge.testing import RunningBridge, SmtpClient, running_bridge
+from tests.processor_time import fair_cpu_s
 
 NAME = "X-Scanbridge-Client"
 OURS = b"X-Scanbridge-Client: ADDR=192.0.2.7 HELO=stranger.example\r\n"
@@ -277,3 +278,16 @@ def test_a_reload_can_enable_the_field(tmp_path: Path) -> None:
         assert client.mail(OURS + MAIL).startswith(b"250 ")
         seen = [told(submission.parameters["borderMtaData"])[0] for submission in bridge.scanner.submissions]
         assert seen == [None, "192.0.2.7"]
+
+
+@pytest.mark.parametrize(("line", "limit_s"), [(b":a\r\n", 0.12), (b":" + b" HELO=x" * 149_000 + b"\r\n", 0.2)])
+def test_a_mebibyte_of_these_fields_stopped_all_sessions(line: bytes, limit_s: float) -> None:
+    """If the mail server adds none, they are the sender's: many short ones, or one of many words."""
+    field = NAME.encode() + line
+    head = field * ((1 << 20) // len(field))
+
+    def take() -> None:
+        with pytest.raises(BadClient):
+            ClientHeader(NAME).take_from(message(head + b"\r\nbody\r\n", 1 << 21))
+
+    assert fair_cpu_s(take, attempts=3) < limit_s
