@@ -24,7 +24,9 @@ _REST = rb"((?s:.*?))\r\n(?![ \t])"  # of a field
 # enough; it stays part of the name. A line of white space alone ends the header section for some readers, and so does a
 # bare CR, LF or NUL: fields with these do not match.
 _CLEAN_FIELD = re.compile(rb"([!-9;-~]+[ \t]*):([^\r\n\0]*(?:\r\n(?=[ \t]+[^ \t\r\n\0])[^\r\n\0]+)*)\r\n")
-_CLEAN_HEAD = re.compile(rb"(?:[!-9;-~]+[ \t]*:[^\r\n\0]*(?:\r\n[ \t]+[^ \t\r\n\0][^\r\n\0]*)*\r\n)*")  # of such fields
+# The same, line by line, each with the line end before it: a first line with its name, and one that continues a field.
+_CLEAN_NAME = re.compile(rb"\n([!-9;-~]++)[ \t]*+:")
+_CLEAN_FOLD = re.compile(rb"\n(?=[ \t]++[^\r])")
 
 
 @value
@@ -53,11 +55,23 @@ def clean_fields(head: bytes) -> list[Field] | None:
 
 def clean_fields_from_top(head: bytes) -> Iterator[Field] | None:
     """The same, for callers that need only some: a header section may have a quarter of a million fields."""
-    if head and not head.endswith(b"\r\n"):
-        head += b"\r\n"
-    if _CLEAN_HEAD.fullmatch(head) is None:
+    return None if clean_names(head) is None else _read_clean(_ended(head))
+
+
+def clean_names(head: bytes) -> list[bytes] | None:
+    """Only their names, in lower case and without white space before the colon, in a tenth of the time."""
+    head = _ended(head)
+    lines = head.count(b"\r\n")
+    if b"\0" in head or head.count(b"\r") != lines or head.count(b"\n") != lines:
         return None
-    return _read_clean(head)
+    names: list[bytes] = _CLEAN_NAME.findall(b"\n" + head.lower())
+    if len(names) < lines and len(names) + len(_CLEAN_FOLD.findall(head)) < lines:
+        return None
+    return names
+
+
+def _ended(head: bytes) -> bytes:
+    return head + b"\r\n" if head and not head.endswith(b"\r\n") else head
 
 
 def _read_clean(head: bytes) -> Iterator[Field]:

@@ -105,12 +105,12 @@ def _changed(action: str, outcome: Outcome, mail: HookMail, can_delete: bool) ->
 
 def field_edits(outcome: Outcome, mail: HookMail) -> list[tuple[str, int | None, str | None]]:
     """The changes to the mail's own fields: a name, its place (None: there is no such field) and its new value."""
-    if mail.fields is None:
+    if not outcome.edits or (fields := mail.fields) is None:
         return []
     edits: list[tuple[str, int | None, str | None]] = []
     ours = set(mail.our_fields())  # the scanner has seen the mail without them
     places: dict[bytes, list[int]] = {edit.name: [] for edit in outcome.edits}
-    for place, name in enumerate(mail.fields):
+    for place, name in enumerate(fields):
         if name in places and place not in ours:
             places[name].append(place)
     for edit in outcome.edits:

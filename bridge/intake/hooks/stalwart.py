@@ -126,12 +126,12 @@ def _changes(outcome: Outcome, mail: HookMail, can_delete: bool) -> list[Found]:
     """Fields are numbered among those of the same name, from 1; of each name, the last one is deleted first."""
     changes: list[Found] = []
     edits = field_edits(outcome, mail) if can_delete else []
-    if can_delete and mail.fields is not None:
-        gone: dict[int, str | None] = dict.fromkeys(mail.our_fields())
-        gone |= {place: value for _, place, value in edits if place is not None}
-        numbers = _numbers(mail.fields, gone)
+    gone: dict[int, str | None] = dict.fromkeys(mail.our_fields() if can_delete else ())
+    gone |= {place: value for _, place, value in edits if place is not None}
+    if gone and (fields := mail.fields) is not None:
+        numbers = _numbers(fields, gone)
         for place in sorted(gone, reverse=True):
-            named = {"index": numbers[place], "name": mail.fields[place].decode("ascii").title()}
+            named = {"index": numbers[place], "name": fields[place].decode("ascii").title()}
             value = gone[place]
             if value is None:
                 changes.append({"type": "deleteHeader", **named})

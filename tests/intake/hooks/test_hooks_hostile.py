@@ -6,6 +6,7 @@ import base64
 import json
 import socket
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ import pytest
 
 from bridge.filter.changes import FieldEdit
 from bridge.filter.outcome import Outcome
+from bridge.filter.policy import FORGED_FIELDS, TOO_MANY_FORGED
 from bridge.intake.hooks import draft, stalwart
 from bridge.intake.hooks.json_body import BadJson, Base64Content, JsonBody, _plain
 from bridge.intake.hooks.mail import HookMail
 from bridge.intake.milter.mail import Limits
 from bridge.mail.action import Action
+from bridge.mail.authentication_results import OwnResults
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
 from bridge.testing import RunningBridge, answer, result, until
@@ -312,6 +315,48 @@ def test_fifty_mebibytes_cost_less_memory_than_that(tmp_path: Path) -> None:
             assert server.action(body)[0] == "accept"
         assert process.scanner.submissions[-1].email == content
         assert server.action(facts(content + b"x")) == ("reject", (552, "5.3.4"))
+
+
+def completed(content: bytes, own_results: OwnResults | None = None) -> HookMail:
+    mail = HookMail(Spool(1 << 24), Limits(1 << 24, 10, b"x-scan-", own_results=own_results))
+    mail.set_sender(b"a@example.org\0")
+    mail.add_recipients((b"b@example.net\0",), None)
+    mail.add_body(content)
+    mail.complete(True)
+    return mail
+
+
+@pytest.mark.parametrize("field", [b"a:\r\n", b"Authentication-Results:x\r\n"])
+def test_a_header_section_of_short_fields_stopped_the_event_loop(field: bytes) -> None:
+    """For a second and more, with 95 MiB of memory; and the names of a quarter of a million fields stayed in it."""
+    content = field * ((1 << 20) // len(field) - 1) + b"\r\nx\r\n"
+    assert fair_cpu_s(lambda: completed(content, OwnResults("mx.example.org")), attempts=3) < 0.35
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        mail = completed(content)
+        after, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(mail.fields or ()) == content.count(b":") and mail.refusal is None
+    assert after - before < 2 * MiB and peak - before < 24 * MiB
+
+
+def test_fields_that_only_we_may_write_are_found_by_their_places() -> None:
+    """Also those behind a folded field, with white space before the colon, and in a last line without an end."""
+    head = b"A: 1\r\n X-Scan-Id: 2\r\nAuthentication-Results : mx.example.org\r\nX-SCAN-Id\t: 1\r\nX-Scanner: 1\r\n"
+    results = b"authentication-results: other.example\r\nAuthentication-Results:\r\n mx.example.org; none"
+    for end in (b"", b"\r\n", b"\r\n\r\nbody\r\n"):
+        mail = completed(head + results + end, OwnResults("mx.example.org"))
+        assert mail.our_fields() == [1, 2, 5]
+        assert mail.fields == [
+            *(b"a", b"authentication-results", b"x-scan-id", b"x-scanner"),
+            *(b"authentication-results", b"authentication-results"),
+        ]
+        assert completed(head + results + end).our_fields() == [2]
+    assert completed(b"\r\nbody\r\n").fields == []
+    assert completed(b"X-Scan-A: 1\r\n" * 501 + b"\r\n").refusal == TOO_MANY_FORGED
+    assert completed(b"no field\r\nX-Scan-A: 1\r\n\r\n").refusal == FORGED_FIELDS
 
 
 def test_removing_fields_from_a_large_header_section_took_eight_seconds() -> None:
