@@ -74,11 +74,13 @@ def _error_of_namespaces() -> str:
 
 
 def library(name: str, extra: str) -> Any:
-    """This module of one of our extras; skip, or fail if CI=true, if it is not installed."""
+    """This module of one of our extras; skip, or fail if CI=true, if it or the library that it loads is missing."""
     try:
         return importlib.import_module(name)
     except ImportError:
         unavailable(f"{name} is not installed (pip install 'scanbridge[{extra}]')")
+    except (AttributeError, OSError, TypeError) as error:  # libarchive-c finds no libarchive
+        unavailable(f"{name} cannot load its library: {error}")
 
 
 def need_ipv6() -> None:

@@ -144,7 +144,7 @@ def component_count(package: Path) -> int:
 def _bills(package: Path) -> Iterator[bytes]:
     try:
         import libarchive
-    except (ImportError, OSError, TypeError) as exc:  # TypeError: the library is there, the system's is not
+    except (ImportError, OSError, AttributeError, TypeError) as exc:  # or only the package is
         raise CannotRun("libarchive is not installed") from exc
     with libarchive.file_reader(str(package)) as archive:
         yield from _bills_in(libarchive, archive)

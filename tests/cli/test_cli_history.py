@@ -27,7 +27,7 @@ from bridge.history.query import pasted_key
 from bridge.history.sqlite import SqliteHistory
 from bridge.observe.redaction import Redaction
 from bridge.testing import until, whole_lines
-from tests.daemon.process_kit import ROOT, environment, scanbridge
+from tests.daemon.process_kit import INDIA, ROOT, environment, scanbridge
 from tests.history.history_kit import add, mail
 
 CONFIG = """\
@@ -443,9 +443,9 @@ def test_hours_and_days_are_local_and_have_no_gaps(place: Place) -> None:
     place.add(1, 2, at=evening)
     place.add(3, at=evening + 3 * 3600)
     asked = ("--since", "2027-01-01", "--until", "2027-02-01", "--csv")
-    india = numbers(place.says("stats", "--by", "hour", *asked, TZ="Asia/Kolkata"))
+    india = numbers(place.says("stats", "--by", "hour", *asked, TZ=INDIA))
     assert india == {"2027-01-15 01:30": 2, "2027-01-15 02:30": 0, "2027-01-15 03:30": 0, "2027-01-15 04:30": 1}
-    assert numbers(place.says("stats", "--by", "day", *asked, TZ="Asia/Kolkata")) == {"2027-01-15": 3}
+    assert numbers(place.says("stats", "--by", "day", *asked, TZ=INDIA)) == {"2027-01-15": 3}
     assert numbers(place.says("stats", "--by", "day", *asked, TZ="UTC")) == {"2027-01-14": 3}
 
 

@@ -63,7 +63,7 @@ def test_a_moment_is_understood(zone: str, given: str, expected: str) -> None:
 
 def test_a_day_begins_at_midnight_on_the_clock_and_an_age_is_elapsed_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """On 25 October 2026, a day in Berlin had 25 hours; the hour from two to three came twice."""
-    monkeypatch.setenv("TZ", "Europe/Berlin")
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")  # also where no time zones are installed
     time.tzset()
     try:
         noon = local("2026-10-26 12:00")

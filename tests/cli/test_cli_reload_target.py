@@ -73,6 +73,7 @@ def liar(victim: tuple[subprocess.Popen[str], int]) -> Iterator[int]:
 def test_a_program_on_the_port_had_root_signal_any_process(
     tmp_path: Path, victim: tuple[subprocess.Popen[str], int], liar: int
 ) -> None:
+    need(root=True)  # others may signal only their own processes
     (tmp_path / "token").write_text("0123456789abcdef")
     (tmp_path / "bridge.yml").write_text(CONFIG.format(port=liar))
     done = CliRunner().invoke(main, ["reload", "-c", str(tmp_path / "bridge.yml"), "--timeout", "1"])
@@ -88,6 +89,7 @@ def test_the_process_that_listens_is_signalled(victim: tuple[subprocess.Popen[st
 
 
 def test_a_program_of_another_name_is_not_signalled_even_if_it_listens() -> None:
+    need(root=True)
     with socket.create_server(("127.0.0.1", 0)) as sock:
         with subprocess.Popen(["/bin/sleep", "60"], pass_fds=[sock.fileno()]) as process:
             until(lambda: port_owner.name(process.pid) == "sleep", "the program")

@@ -35,6 +35,7 @@ from tests.warm_commands import WarmProcess, can_be_warm, warm_commands
 
 ROOT = Path(__file__).parents[2]
 MAIL = b"Subject: hello\r\n\r\nhello\r\n"
+INDIA = "IST-5:30"  # a time zone in the form of POSIX, for machines on which none are installed
 WARM = "warm"  # instead of a program: a daemon of tests/warm_commands.py
 
 

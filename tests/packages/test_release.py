@@ -125,6 +125,7 @@ def test_files_of_an_earlier_build_are_not_released(files: Path, tmp_path: Path)
 
 def test_a_release_is_built_from_a_commit(tmp_path: Path) -> None:
     """Not from a directory without git, and not with files that only this machine has."""
+    need("git")
     with pytest.raises(SystemExit, match="the commit of the release is unknown"):
         release.commit_time(tmp_path)
     author = ("-c", "user.name=releaser", "-c", "user.email=releaser@example.org")

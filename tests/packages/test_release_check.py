@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import requirements
 from tools import release_check
 from tools.release_check import CannotRun, Failed, InPart, Result, Step
 
@@ -123,6 +124,7 @@ def archive(path: Path, name: str, content: bytes) -> Path:
 
 def test_bill_of_materials_is_found_in_a_package_within_a_package(tmp_path: Path) -> None:
     """A Debian package is an archive with another one in it."""
+    requirements.library("libarchive", "archives")
     inner = archive(tmp_path / "data.tar.gz", "./usr/share/doc/scanbridge/sbom.cdx.json", BILL)
     data = inner.read_bytes()
     header = b"%-16s%-12d%-6d%-6d%-8s%-10d`\n" % (b"data.tar.gz", 0, 0, 0, b"100644", len(data))
@@ -138,5 +140,6 @@ def test_bill_of_materials_is_found_in_a_package_within_a_package(tmp_path: Path
 )
 def test_a_package_without_our_bill_of_materials_fails(tmp_path: Path, name: str, content: bytes) -> None:
     """Libraries bring their own; they must not count as ours."""
+    requirements.library("libarchive", "archives")
     with pytest.raises(Failed, match="has no bill of materials"):
         release_check.component_count(archive(tmp_path / "a.tar.gz", name, content))

@@ -20,6 +20,7 @@ from bridge.mail.envelope import Envelope, Recipient
 from bridge.quarantine import record
 from bridge.quarantine.locks import MAX_HELD
 from bridge.testing import free_port
+from tests.daemon.process_kit import INDIA
 from tests.intake.milter.milter_kit import Mta
 from tests.quarantine.quarantine_kit import CONTENT, SOON_S, Desk, desk, let_go, waiting_hop
 
@@ -133,7 +134,7 @@ def test_the_time_of_a_release_was_shown_in_utc_with_milliseconds(here: Desk, mo
     assert here.call("release", mail_id).exit_code == 0
     stored = datetime.fromisoformat(here.listed()[0]["releases"][0]["at"])
     local = stored.astimezone(timezone(timedelta(hours=5, minutes=30))).strftime("%Y-%m-%d %H:%M:%S")
-    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    monkeypatch.setenv("TZ", INDIA)
     for arguments in (("show", mail_id), ("release", mail_id)):
         said = b"".join(here.start(*arguments).communicate(timeout=SOON_S)).decode()
         assert local in said and stored.isoformat(timespec="milliseconds") not in said, said
