@@ -113,14 +113,13 @@ class Provider:
 
     # The return
 
-    async def finish(self, cookie: str, answer: Mapping[str, str]) -> tuple[Person, str]:
-        """Who it is, and the page that was asked for. Raises SignInRefused."""
-        begun = self._taken(cookie, answer.get("state", ""))
-        return self._person(await self._answered(begun, answer, self.settings.group_claim)), begun.following
+    async def finish(self, begun: Begun, answer: Mapping[str, str]) -> Person:
+        """Who it is. Asks the provider, so count the attempt before. Raises SignInRefused."""
+        return self._person(await self._answered(begun, answer, self.settings.group_claim))
 
-    async def claims(self, cookie: str, answer: Mapping[str, str]) -> dict[str, Any]:
-        """What the provider says about the person, with `email` if it is given. Raises SignInRefused."""
-        return await self._answered(self._taken(cookie, answer.get("state", "")), answer, "email")
+    async def claims(self, begun: Begun, answer: Mapping[str, str]) -> dict[str, Any]:
+        """What the provider says about the person, with `email` if it is given. Like `finish`. Raises SignInRefused."""
+        return await self._answered(begun, answer, "email")
 
     async def _answered(self, begun: Begun, answer: Mapping[str, str], needed: str) -> dict[str, Any]:
         metadata = await self._discovered()
@@ -129,8 +128,8 @@ class Provider:
         claims = await self._verified(metadata, tokens, begun.nonce)
         return await self._with_claim(metadata, tokens, claims, needed)
 
-    def _taken(self, cookie: str, state: str) -> Begun:
-        """The sign-in that this answer belongs to; it can be taken only once."""
+    def taken(self, cookie: str, state: str) -> Begun:
+        """The sign-in that this answer belongs to; it can be taken only once. Raises SignInRefused."""
         token, _, rest = cookie.partition(".")
         begun_at, _, text = rest.partition(".")
         moment = int_or(begun_at, -1)

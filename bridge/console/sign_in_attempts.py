@@ -29,7 +29,7 @@ class Attempts:
     def admit(
         self, name: str | None, address: str, *, pages: str = "", max_per_address: int = MAX_PER_ADDRESS
     ) -> float:
-        """0 if a password may be tried now; otherwise how long to wait, in seconds. `name` is None for a link.
+        """0 if a password may be tried now; otherwise how long to wait, in seconds. `name` is None without one.
 
         `pages`: which pages it is for, other than the console; they are counted separately.
 
@@ -46,11 +46,12 @@ class Attempts:
                 connection.execute(insert(database.attempts), [{"about": about, "at": now} for about, _ in keys])
         return wait_s
 
-    def succeeded(self, name: str, address: str, *, pages: str = "") -> None:
+    def succeeded(self, name: str | None, address: str, *, pages: str = "") -> None:
         """Forget this user's failures, and this attempt from the address, which may also have tried other users."""
         last = select(func.max(_a.seq)).where(_a.about == _from(address, pages)).scalar_subquery()
         with self._store.writing() as connection:
-            connection.execute(delete(database.attempts).where(_a.about == _of(name)))
+            if name is not None:
+                connection.execute(delete(database.attempts).where(_a.about == _of(name)))
             connection.execute(delete(database.attempts).where(_a.seq == last))
 
 

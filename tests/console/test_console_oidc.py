@@ -24,14 +24,16 @@ import httpx2
 import pytest
 from joserfc import jwt
 from joserfc.jwk import KeySet, RSAKey
+from sqlalchemy import delete, select
 
 from bridge.config.console import Oidc
-from bridge.console.database import ConsoleStore
+from bridge.console.database import ConsoleStore, attempts
 from bridge.console.guard import SESSION_COOKIE
 from bridge.console.oidc import LASTS_S, Provider, SignInRefused
 from bridge.console.pages.provider import PROVIDER_COOKIE
 from bridge.console.roles import Role
 from bridge.console.sessions import SessionLimits, Sessions
+from bridge.console.sign_in_attempts import MAX_PER_ADDRESS
 from bridge.runtime.database import Database
 from bridge.testing import free_port, until
 from tests.console.console_kit import TENANT_A, Answer, Browser, World, world
@@ -237,7 +239,8 @@ def settings(issuer: str, client: str = "console", **more: Any) -> Oidc:
 async def whole(used: Provider, name: str) -> Any:
     made = used.begin("/")
     url = agree(await used.authorization_url(made), name)
-    return await used.finish(made.cookie, dict(parse_qsl(urlsplit(url).query)))
+    answer = dict(parse_qsl(urlsplit(url).query))
+    return await used.finish(used.taken(made.cookie, answer["state"]), answer)
 
 
 REDIRECT = "http://127.0.0.1:1/sign-in/back"
@@ -248,14 +251,14 @@ async def test_every_kind_of_client_works(tmp_path: Path, client: str) -> None:
     """With a secret in the header or in the form, and without one."""
     with provider(tmp_path, REDIRECT) as issuer:
         used = Provider(settings(issuer, client), REDIRECT, None if client == "public" else SECRET)
-        person, following = await whole(used, "one")
-    assert (person.name, person.role, person.tenants, following) == ("one", Role.VIEWER, frozenset({TENANT_A}), "/")
+        person = await whole(used, "one")
+    assert (person.name, person.role, person.tenants) == ("one", Role.VIEWER, frozenset({TENANT_A}))
 
 
 async def test_groups_may_be_at_the_userinfo_endpoint_only(tmp_path: Path) -> None:
     """As with providers that keep ID tokens small."""
     with provider(tmp_path, REDIRECT, ONLY_USERINFO="1") as issuer:
-        person, _ = await whole(Provider(settings(issuer), REDIRECT, SECRET), "ann")
+        person = await whole(Provider(settings(issuer), REDIRECT, SECRET), "ann")
     assert person.role is Role.ADMIN
 
 
@@ -364,7 +367,7 @@ def test_a_cookie_with_odd_digits_was_an_unexpected_error(moment: str) -> None:
     name, _, rest = used.begin("/").cookie.split(".")
     odd = f"{name}.{moment}.{rest}"
     with pytest.raises(SignInRefused, match="not started"):
-        used._taken(odd, used._derived(odd, "/").state)
+        used.taken(odd, used._derived(odd, "/").state)
 
 
 def test_a_sign_in_that_takes_too_long_begins_again() -> None:
@@ -374,10 +377,10 @@ def test_a_sign_in_that_takes_too_long_begins_again() -> None:
     name, begun_at, rest = fresh.cookie.split(".")
     old = f"{name}.{int(begun_at) - LASTS_S - 1:.0f}.{rest}"
     with pytest.raises(SignInRefused, match="too long"):
-        used._taken(old, used._derived(old, "/").state)
-    assert used._taken(fresh.cookie, fresh.state) == fresh
+        used.taken(old, used._derived(old, "/").state)
+    assert used.taken(fresh.cookie, fresh.state) == fresh
     with pytest.raises(SignInRefused, match="already been used"):
-        used._taken(fresh.cookie, fresh.state)
+        used.taken(fresh.cookie, fresh.state)
 
 
 @contextmanager
@@ -387,6 +390,8 @@ def odd_provider(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[s
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             answer(self)
+
+        do_POST = do_GET
 
         def log_message(self, *_: object) -> None:
             pass
@@ -398,6 +403,68 @@ def odd_provider(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[s
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
+
+
+@contextmanager
+def provider_of_strangers() -> Iterator[tuple[str, list[str]]]:
+    """Knows none of the codes that it is asked about; yields the issuer, and the paths of the requests for a token."""
+    asked: list[str] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        content: dict[str, str] = {"error": "invalid_grant"}
+        handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        if handler.command == "POST":
+            asked.append(handler.path)
+        else:
+            own = f"http://{handler.headers['Host']}"
+            content = {"issuer": own, "authorization_endpoint": f"{own}/auth"}
+            content |= {"token_endpoint": f"{own}/token", "jwks_uri": f"{own}/keys"}
+        handler.send_response(400 if handler.command == "POST" else 200)
+        handler.end_headers()
+        handler.wfile.write(json.dumps(content).encode())
+
+    with odd_provider(answer) as issuer:
+        yield issuer, asked
+
+
+def guess(browser: Browser) -> int:
+    """Begin, and return with a code that is made up, as a stranger can. The status of the answer."""
+    state = parse_qs(urlsplit(browser.get("/sign-in/provider").target).query)["state"][0]
+    return browser.get(f"/sign-in/back?state={state}&code=guess").status
+
+
+def test_strangers_made_the_console_ask_the_provider_without_end(tmp_path: Path) -> None:
+    """They were told that there were too many attempts, after the provider had been asked."""
+    with provider_of_strangers() as (issuer, asked):
+        oidc = {"issuer": issuer, "client_id": "public", "roles": ROLES}
+        with world(tmp_path, {"oidc": oidc}) as made:
+            browser = made.console.browser()
+            answers = [guess(browser) for _ in range(MAX_PER_ADDRESS + 5)]
+            assert answers == [403] * MAX_PER_ADDRESS + [429] * 5
+            assert len(asked) == MAX_PER_ADDRESS
+            made.console.add_user("ann")
+            assert made.console.browser().sign_in("ann").status == 303  # passwords are counted separately
+
+
+def test_pages_that_call_us_back_do_not_keep_people_from_signing_in(signing_in: tuple[World, str]) -> None:
+    """Any page can have a browser do that, as often as it likes. It uses up the tries of this address."""
+    world, _ = signing_in
+    browser = world.console.browser()
+    answers = [browser.get("/sign-in/back?state=x&code=guess").status for _ in range(MAX_PER_ADDRESS + 1)]
+    assert answers[-1] == 429
+    assert back(browser, agree(begun(browser), "ann")).status == 303
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_only_failed_sign_ins_are_counted(signing_in: tuple[World, str], is_refused: bool) -> None:
+    world, _ = signing_in
+    with closing(world.console.store) as store, store.writing() as connection:
+        connection.execute(delete(attempts))
+    browser = world.console.browser()
+    assert back(browser, agree(begun(browser), "zoe" if is_refused else "ann")).status == (403 if is_refused else 303)
+    with closing(world.console.store) as store, store.reading() as connection:
+        about = connection.execute(select(attempts.c.about)).scalars().all()
+    assert about.count("from:provider 127.0.0.1") == is_refused
 
 
 @pytest.mark.long

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from bridge.console.audit import MAX_STRANGERS, OTHERS
+from bridge.console.database import FILE, ConsoleStore
+from bridge.console.sign_in_attempts import Attempts
+from bridge.runtime.database import Database
 from bridge.testing import free_port, until
 from bridge.user_pages.pages import sign_in
 from tests.console.held_kit import CONTENT, hold
-from tests.console.test_console_oidc import ROLES, agree, back, provider
+from tests.console.test_console_oidc import ROLES, agree, back, guess, provider, provider_of_strangers
 from tests.digests.digest_kit import Browser, Users, users
 
 
@@ -92,6 +97,19 @@ def test_answers_that_no_provider_sent_do_not_fill_the_audit_log(world: Users) -
     assert int(others.rpartition("|")[2].partition(" ")[0]) >= 20
 
 
+def test_strangers_made_the_pages_ask_the_provider_without_end(tmp_path: Path) -> None:
+    """They were told that there were too many attempts, after the provider had been asked."""
+    with provider_of_strangers() as (issuer, asked):
+        oidc = {"issuer": issuer, "client_id": "public", "roles": ROLES}
+        with users(tmp_path, console={"address": f"127.0.0.1:{free_port()}", "oidc": oidc}) as made:
+            with closing(ConsoleStore(Database.file(tmp_path / "state" / FILE))) as store:
+                for _ in range(sign_in._MAX_PER_ADDRESS - 5):
+                    assert Attempts(store).admit(None, "127.0.0.1", pages=sign_in._ASKED, max_per_address=300) == 0
+            browser = made.served.browser()
+            assert [guess(browser) for _ in range(8)] == [403] * 5 + [429] * 3
+            assert len(asked) == 5
+
+
 def test_answers_that_no_provider_sent_used_up_the_tries_of_codes(world: Users) -> None:
     """Any page can have a browser ask for that address, and so kept a whole office from signing in.
 
@@ -102,3 +120,4 @@ def test_answers_that_no_provider_sent_used_up_the_tries_of_codes(world: Users) 
     assert found[-1] == 429
     browser.get("/sign-in")
     assert browser.post("/sign-in/code", address="ann@a.example", code="000000").status == 403
+    assert returned(browser, "ann")[:2] == (303, "/")  # nor those of real answers

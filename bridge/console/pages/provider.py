@@ -7,10 +7,12 @@ from starlette.responses import RedirectResponse, Response
 from bridge.console.call import Call, Refused
 from bridge.console.headers import set_cookie
 from bridge.console.oidc import LASTS_S, Provider, SignInRefused
-from bridge.console.pages.sign_in import begin, next_page, note_refused
+from bridge.console.pages.sign_in import admit, begin, next_page, note_refused
 
 PROVIDER_COOKIE = "__Host-scanbridge-provider"
 _ACTION = "signed in with the provider"
+# Counted separately: any page can make a browser call us back, but without the state, which only that browser has.
+_ASKED = "provider"
 
 
 async def start(call: Call) -> Response:
@@ -26,14 +28,18 @@ async def start(call: Call) -> Response:
 
 async def back(call: Call) -> Response:
     """The provider sends the browser here. Whatever happens, the cookie is used up."""
-    cookie = call.request.cookies.get(PROVIDER_COOKIE, "")
+    provider, answer, is_counted = _provider(call), call.request.query_params, False
     try:
-        person, following = await _provider(call).finish(cookie, call.request.query_params)
+        begun = provider.taken(call.request.cookies.get(PROVIDER_COOKIE, ""), answer.get("state", ""))
+        await admit(call, _ASKED)  # strangers come this far, and must not have us ask the provider again and again
+        is_counted = True
+        person = await provider.finish(begun, answer)
     except SignInRefused as exc:
-        await note_refused(call, _ACTION, str(exc))
+        await note_refused(call, _ACTION, str(exc), is_counted=is_counted)
         response = call.page("refused.html", 403, title="Not signed in", text=str(exc), is_signed_in=False)
     else:
-        response = await begin(call, person, _ACTION, following)
+        await call.run(call.sources.attempts.succeeded, None, call.address, pages=_ASKED)
+        response = await begin(call, person, _ACTION, begun.following)
     set_cookie(response, PROVIDER_COOKIE, "", 0)
     return response
 

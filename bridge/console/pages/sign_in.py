@@ -6,6 +6,7 @@ Every sign-in begins a new session with a new id, and ends the one that the brow
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from starlette.responses import RedirectResponse, Response
 
@@ -67,17 +68,19 @@ def _too_many(wait_s: float) -> Refused:
     return Refused(429, "Too many attempts", text, int(wait_s) + 1)
 
 
-async def note_refused(call: Call, action: str, why: str) -> None:
-    """Record a failed sign-in without a password. Counted, so that nobody can fill the audit log. Raises Refused."""
-
-    def note() -> float:
-        wait_s = call.sources.attempts.admit(None, call.address)
-        if not wait_s:
-            call.sources.audit.write_stranger(call.address, action, detail=why)
-        return wait_s
-
-    if wait_s := await call.run_among_few(call.queues.links, note):
+async def admit(call: Call, pages: str = "") -> None:
+    """Count an attempt to sign in without a password. Raises Refused after too many."""
+    counted = partial(call.sources.attempts.admit, None, call.address, pages=pages)
+    if wait_s := await call.run_among_few(call.queues.links, counted):
         raise _too_many(wait_s)
+
+
+async def note_refused(call: Call, action: str, why: str, *, is_counted: bool = False) -> None:
+    """Record a failed sign-in without a password. Counted, so that nobody can fill the audit log. Raises Refused."""
+    if not is_counted:
+        await admit(call)
+    write = partial(call.sources.audit.write_stranger, call.address, action, detail=why)
+    await call.run_among_few(call.queues.links, write)
 
 
 async def link(call: Call) -> Response:

@@ -28,7 +28,9 @@ log = logging.getLogger(__name__)
 _MAX_ADDRESS = 254
 _MAX_PER_ADDRESS = 300  # in a quarter of an hour: a whole office may have one address
 _MAX_SENDING = 100  # the next hop may be slow
-_PROVIDER = f"{PAGES} provider"  # any page can make a browser call us back, and must not use up the tries of the codes
+# Any page can make a browser call us back. That must not use up the tries of the codes, nor, without the state, which
+# only that browser has, those of sign-ins for which we ask the provider.
+_PROVIDER, _ASKED = f"{PAGES} provider", f"{PAGES} provider asked"
 _NO_ADDRESS = N_("The provider did not tell us your mail address.")
 _NOT_OURS = N_("There is no quarantine for your mail address here.")
 _NOT_SIGNED_IN = N_("The provider did not sign you in. Start again, or ask your administrator.")
@@ -95,15 +97,20 @@ async def to_provider(call: Call) -> Response:
 
 
 async def from_provider(call: Call) -> Response:
+    provider, answer, is_counted = _provider(call), call.request.query_params, False
     try:
-        claims = await _provider(call).claims(call.request.cookies.get(PROVIDER_COOKIE, ""), call.request.query_params)
-        person = await _person_of(call, claims)
+        begun = provider.taken(call.request.cookies.get(PROVIDER_COOKIE, ""), answer.get("state", ""))
+        await _admit(call, None, _ASKED)  # strangers come this far, and must not have us ask the provider without end
+        is_counted = True
+        person = await _person_of(call, await provider.claims(begun, answer))
     except SignInRefused as exc:
-        await _admit(call, None, _PROVIDER)
+        if not is_counted:
+            await _admit(call, None, _PROVIDER)
         await call.audit_stranger("signed in with the provider", detail=str(exc), name="unknown")
         why = str(exc) if str(exc) in (_NO_ADDRESS, _NOT_OURS) else _NOT_SIGNED_IN
         response = call.page("refused.html", 403, title=call.speak("Not signed in"), text=call.speak(why))
     else:
+        await call.run(call.sources.attempts.succeeded, None, call.address, pages=_ASKED)
         response = await begin(call, person, "signed in with the provider")
     set_cookie(response, PROVIDER_COOKIE, "", 0)
     return response
