@@ -43,6 +43,7 @@ class LaterNotes:
         """Never raises."""
 
         def made(redaction: Redaction) -> Iterable[LaterEvent]:
+            redaction = redaction.of_mail("", to)
             said = f"to {', '.join(map(redaction.address, to))}" if to else ""
             said += f": {redaction.text(text)}" if text else ""
             # Users release their own mail: then `by` has an address.

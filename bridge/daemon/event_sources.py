@@ -13,6 +13,7 @@ from bridge.daemon.running import Running
 from bridge.events.event import Event, ScannerState, list_changed, scanner_state
 from bridge.lists.copies import Wanted
 from bridge.matching.table import About
+from bridge.observe.redaction import Redaction
 from bridge.scanner.client import Host
 
 _TURN_S = 1.0
@@ -27,7 +28,7 @@ async def watch_event_sources(running: Running) -> None:
             changes = None
         else:
             changes = changes or Changes(running)
-            for event in changes.look():
+            for event in changes.look(recorder.settings.redaction):
                 recorder.put(event)
         await asyncio.sleep(_TURN_S)
 
@@ -40,10 +41,10 @@ class Changes:
         self._hosts: dict[str, ScannerState] = {}
         self._lists: dict[Wanted, About] = self._copies()
 
-    def look(self) -> list[Event]:
-        return [*self._scanner(), *self._changed_lists()]
+    def look(self, redaction: Redaction) -> list[Event]:
+        return [*self._scanner(redaction), *self._changed_lists()]
 
-    def _scanner(self) -> list[Event]:
+    def _scanner(self, redaction: Redaction) -> list[Event]:
         found = []
         hosts = self._running.scanner.hosts
         current = {host.url for host in hosts}
@@ -55,7 +56,7 @@ class Changes:
                 continue
             self._hosts[host.url] = state
             if before is not None or state is not ScannerState.UP:
-                found.append(scanner_state(host.url, state, before, problem, time.time()))
+                found.append(scanner_state(host.url, state, before, problem, time.time(), redaction))
         return found
 
     def _changed_lists(self) -> list[Event]:

@@ -20,7 +20,7 @@ from bridge.filter.outcome import Outcome, Record
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply
 from bridge.observe.metrics import reason_of
-from bridge.observe.redaction import Redaction
+from bridge.observe.redaction import FULL, Redaction
 from bridge.runtime.value import value
 
 MAX_ABOUT = 64  # characters that are stored; the digest of a reported mail is longer
@@ -104,6 +104,7 @@ def of_mail(record: Record, wanted: Container[str], redaction: Redaction, time: 
 def _mail_data(record: Record, redaction: Redaction) -> dict[str, Any]:
     tx, outcome = record.tx, record.outcome
     client, listed = tx.session.client, record.listed
+    redaction = redaction.of_mail(tx.envelope.sender, tx.envelope.addresses)
     data: dict[str, Any] = {
         "id": tx.id,
         "session": tx.session.id,
@@ -182,6 +183,7 @@ class Release:
 
 
 def released(release: Release, redaction: Redaction, time: float) -> Event:
+    redaction = redaction.of_mail(release.sender, release.recipients)
     data = {
         "id": release.id,
         "listener": release.listener or None,
@@ -229,12 +231,20 @@ def list_changed(name: str, tenant: str | None, entries: int, before: int | None
     return Event.new(EventType.LIST_CHANGED, _short(data), time, f"list {name} {tenant or ''}")
 
 
-def scanner_state(url: str, state: ScannerState, before: ScannerState | None, problem: str, time: float) -> Event:
+def scanner_state(
+    url: str,
+    state: ScannerState,
+    before: ScannerState | None,
+    problem: str,
+    time: float,
+    redaction: Redaction = FULL,
+) -> Event:
+    """A problem may quote the scanner's answer, and that a mail."""
     data = {
         "host": url,
         "state": str(state),
         "state_before": before and str(before),
-        "problem": problem or None,
+        "problem": redaction.text(problem) or None,
     }
     return Event.new(EventType.SCANNER_STATE, _short(data), time, url)
 

@@ -34,6 +34,8 @@ def row_of(record: Record, at: float, attempt: str, redaction: Redaction) -> tup
     """`at` is the Unix time of the end of its processing."""
     tx, outcome = record.tx, record.outcome
     session, envelope = tx.session, tx.envelope
+    if redaction is not FULL:
+        redaction = redaction.of_mail(envelope.sender, envelope.addresses)
     client, recipients = session.client, envelope.recipients
     result = None if outcome is None else outcome.result
     is_special = (

@@ -91,6 +91,12 @@ class KnownDomains(frozenset[str]):
 _NONE = KnownDomains()
 
 
+class LoggedAddress(str):
+    """In the arguments of a log line: whatever it looks like, it is hidden as `log.addresses` says."""
+
+    __slots__ = ()
+
+
 def has_certain_domain(address: str, known: KnownDomains = _NONE, *, are_all: bool = True) -> bool:
     """Whether all mail servers deliver this recipient by the domain that `domain_of` finds.
 

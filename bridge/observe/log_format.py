@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from json.encoder import encode_basestring_ascii as _escape
 from typing import Any
 
+from bridge.mail.address import LoggedAddress
 from bridge.observe.redaction import FULL, Redaction
 from bridge.runtime.visible_text import visible, visible_lines
 
@@ -82,12 +83,20 @@ class KeyValueFormatter(logging.Formatter):
         return key_value(self._fields(record))
 
     def _fields(self, record: logging.LogRecord) -> dict[str, str]:
-        message = self._redaction.text(record.getMessage())
+        message = self._redaction.text(self._message(record))
         fields = {"level": record.levelname.lower(), "logger": record.name, "msg": message}
         if record.exc_info:
             trace = self._redaction.text(self.formatException(record.exc_info))
             fields["trace"] = _Traceback(trace[-4000:])
         return fields
+
+    def _message(self, record: logging.LogRecord) -> str:
+        """An address without a domain cannot be found in a text."""
+        if self._redaction is FULL or not isinstance(record.args, tuple):
+            return record.getMessage()
+        hide = self._redaction.address
+        args = tuple(hide(each) if isinstance(each, LoggedAddress) else each for each in record.args)
+        return str(record.msg) % args if args else record.getMessage()
 
 
 class JsonFormatter(KeyValueFormatter):

@@ -41,7 +41,7 @@ class _Kind:
     def report_in(self, record: logging.LogRecord, others: int) -> None:
         """Add the number of suppressed lines to a line that is written."""
         if others:
-            record.msg, record.args = f"{record.getMessage()} (and {others} more like it)", None
+            record.msg = f"{record.msg} (and {others} more like it)"
         self.suppressed, self.last_suppressed = 0, None
 
 

@@ -188,6 +188,8 @@ _NEVER_QUOTED = frozenset(field.name for field in _FIELDS if field.kind is _OURS
 
 def _fields(record: Record, redaction: Redaction = FULL) -> dict[str, Any]:
     """What the line shows, in reading order."""
+    if redaction is not FULL:
+        redaction = redaction.of_mail(record.tx.envelope.sender, record.tx.envelope.addresses)
     shown = {}
     for field, value in zip(_FIELDS, _values(record), strict=True):
         if value is None or value == field.absent:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 from typing import Literal
 
 from bridge.mail.address import comparable_address, split_address
@@ -21,6 +22,7 @@ _MAX_ADDRESS = 2048  # characters; a longer one is not searched for comments and
 _MAX_TEXT = 64 * 1024  # a traceback may be long; of other text, the log shows less
 _END = r"""\s<>()\[\]",:;@\\"""  # an address has these only within quotes or brackets
 _MESSAGE_ID = re.compile(r"<[^<>\s]{1,2048}>")
+_IN_BRACKETS = re.compile(r"<([^<>@]{1,2048})>")
 _PLAIN_DOMAIN = re.compile(r"[A-Za-z0-9._-]{1,255}")
 # A quote after a backslash may begin a local part, too, but is looked at no further than one reaches (RFC 5321
 # 4.5.3.1.1): text full of such quotes took quadratic time.
@@ -39,6 +41,16 @@ class Redaction:
         assert mode != "hashed" or key
         self.mode = mode
         self._key = key
+        self._names: frozenset[str] = frozenset()
+
+    def of_mail(self, sender: str, recipients: Iterable[str]) -> Redaction:
+        """For texts about this mail: also hides `<postmaster>`, if that is one of its addresses."""
+        names = frozenset(each for each in (sender, *recipients) if each and "@" not in each)
+        if self.mode == "full" or not names:
+            return self
+        found = Redaction(self.mode, self._key)
+        found._names = names
+        return found
 
     def address(self, address: str) -> str:
         """One whole address. The null sender stays empty."""
@@ -59,11 +71,16 @@ class Redaction:
 
     def text(self, text: str) -> str:
         """The text with every address in it hidden: a next hop's reply, an error."""
-        if self.mode == "full" or "@" not in text:
+        if self.mode == "full" or not ("@" in text or self._names):
             return text
         if len(text) > _MAX_TEXT:  # up to a space: the end could be half an address
             text = f"{text[:_MAX_TEXT].rpartition(' ')[0]} ..."
+        if self._names:
+            text = _IN_BRACKETS.sub(self._without_name, text)
         return _ADDRESS.sub(lambda match: self.address(match.group()), text)
+
+    def _without_name(self, found: re.Match[str]) -> str:
+        return f"<{self.address(found[1])}>" if found[1] in self._names else found[0]
 
 
 def _last_word(address: str) -> str:

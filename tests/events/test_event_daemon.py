@@ -176,6 +176,19 @@ def test_the_state_of_the_scanner_is_an_event(tmp_path: Path) -> None:
         bridge.end()
 
 
+def test_an_event_of_the_scanner_quoted_a_mail(tmp_path: Path) -> None:
+    """In the form that the log has."""
+    events = [{**FILE, "types": ["scanner.state"]}]
+    with running(tmp_path, events=events, log={"addresses": "hashed"}) as (bridge, scanner, _):
+        scanner.reply = answer(200, b"of a@client.example")
+        bridge.send()
+        scanner.status = answer(200, b"of a@client.example")
+        until(lambda: file_of(bridge).exists() and lines(file_of(bridge)), "the event")
+        (event, *_) = lines(file_of(bridge))
+        assert event["data"]["state"] == "down" and "of ~" in event["data"]["problem"]
+        assert "a@client.example" not in file_of(bridge).read_text()
+
+
 def test_a_changed_list_is_an_event(tmp_path: Path) -> None:
     """Its name and how many entries it has now; a refresh that changes nothing is none."""
     (tmp_path / "service").mkdir()

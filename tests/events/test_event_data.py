@@ -100,6 +100,13 @@ def test_every_field_of_the_schema_can_occur() -> None:
         assert set(read(event)["data"]) == set(TYPES[type_][1])
 
 
+def test_the_state_of_the_scanner_showed_addresses_that_the_log_hides() -> None:
+    """A scanner that answers with text is down, and the problem quotes the text."""
+    problem = "the answer cannot be read: 'text/plain', 'mail from jane@example.org'"
+    event = made.scanner_state("http://s", ScannerState.DOWN, None, problem, 0.0, Redaction("domain"))
+    assert event.data["problem"] == "the answer cannot be read: 'text/plain', 'mail from *@example.org'"
+
+
 def test_the_schema_refuses_what_is_not_an_event() -> None:
     """It can fail."""
     found = read(next(of_mail(mail(), EventType, FULL, 0.0)))

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from bridge.api.scanning import AnalysisResult, Decision
 from bridge.errors import ScanUnavailable
-from bridge.events.event import EventType, of_mail
+from bridge.events.event import EventType, Release, of_mail, released
 from bridge.filter.outcome import Outcome, Record
 from bridge.history.rows import row_of
 from bridge.mail.action import Action
+from bridge.mail.address import LoggedAddress
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.list_match import ListAction, ListMatch
 from bridge.mail.message import Message, Spool
@@ -28,8 +29,9 @@ from bridge.mail.reply import Reply
 from bridge.mail.session import Client, Session
 from bridge.mail.transaction import Transaction
 from bridge.observe import log_format, mail_log
+from bridge.observe.log_throttle import LogThrottle
 from bridge.observe.redaction import Mode, Redaction
-from bridge.testing import TOKEN
+from bridge.testing import TOKEN, SmtpClient, free_port, until
 from tests.daemon.process_kit import running, scanbridge
 from tests.processor_time import fair_cpu_s
 
@@ -190,6 +192,67 @@ def test_one_long_field_kept_the_event_loop_from_all_other_mail(mode: str, text:
 
     assert fair_cpu_s(hide) < 0.5
     assert "a@b" not in " ".join(hidden)
+
+
+@pytest.mark.parametrize("mode", REDACTIONS)
+@pytest.mark.parametrize("local", ["postmaster", '"post master"', "jürgen"])
+def test_an_address_without_a_domain_was_shown_where_a_next_hop_repeated_it(mode: str, local: str) -> None:
+    """In a reply or an error, only the addresses of the mail itself are known to be some."""
+    client = Client("192.0.2.1", login=local)
+    tx = Transaction(
+        "ID1", Session("S1", "mx", "p", client), Envelope(local, (Recipient(local), Recipient("b@x.example"))),
+        Message(Spool(10)), 0.0, 1.0,
+    )  # fmt: skip
+    replies = (Reply(550, "5.1.1", f"<{local}>: unknown"), Reply(550, "5.1.1", "<html>"))
+    found = Record(tx, 9, None, Outcome(Action.RELAY, replies[0], None, replies=replies), ScanUnavailable(f"<{local}>"))
+    lines: list[str] = []
+    mail_log.MailLog(lines.append, False, REDACTIONS[mode]).decided(found)
+    release = Release("ID1", local, (local,), "ann", f"250 to <{local}>")
+    said = [
+        *lines,
+        *_texts([event.data for event in of_mail(found, EventType, REDACTIONS[mode], 0.0)]),
+        *_texts(row_of(found, 0.0, "", REDACTIONS[mode])),
+        *_texts(released(release, REDACTIONS[mode], 0.0).data),
+    ]
+    assert local not in "".join(said) and json.dumps(local)[1:-1] not in "".join(said)
+    assert "<html>" in lines[0] and "<html>" in "".join(said)
+
+
+@pytest.mark.parametrize("form", [log_format.KeyValueFormatter, log_format.JsonFormatter])
+@pytest.mark.parametrize("mode", REDACTIONS)
+def test_an_address_without_a_domain_was_shown_in_a_line_that_stands_for_others(
+    mode: str, form: type[log_format.KeyValueFormatter]
+) -> None:
+    limit = LogThrottle()
+    lines = []
+    for number in range(30):
+        line = logging.LogRecord("x", logging.INFO, "x", 1, "%d%%: <%s>", (number, LoggedAddress("anna")), None)
+        lines += [form(REDACTIONS[mode]).format(line)] if limit.filter(line) else []
+        assert form().format(line).count("<anna>") == 1
+    limit._kinds["x", 1].tokens = 1.0
+    (last,) = limit.summaries()
+    lines.append(form(REDACTIONS[mode]).format(last))
+    assert "anna" not in "".join(lines) and "29%: <" in lines[-1] and "> (and 9 more like it)" in lines[-1]
+
+
+def test_lines_about_refusals_showed_addresses_without_a_domain(tmp_path: Path) -> None:
+    """A recipient that is one too many, and a client that is not trusted."""
+    one, other = free_port(), free_port()
+    listeners = [
+        {"name": "one", "address": f"127.0.0.1:{one}"},
+        {"name": "other", "address": f"127.0.0.1:{other}", "trusted_clients": ["192.0.2.1"]},
+    ]
+    sections = {"log": {"addresses": "hashed"}, "limits": {"max_recipients": 1}, "listeners": listeners}
+    with running(tmp_path, **sections) as (bridge, _, _):
+        with SmtpClient(one) as client:
+            client.open()
+            client.say(b"MAIL FROM:<anna>", b"RCPT TO:<b@x.example>")
+            assert client.say(b"RCPT TO:<anna>")[0].startswith(b"452")
+        with SmtpClient(other) as client:
+            client.open()
+            assert client.say(b"MAIL FROM:<anna>")[0].startswith(b"550")
+        until(lambda: "untrusted, mail from <~" in bridge.log and "recipient <~" in bridge.log, "the lines")
+        assert "anna" not in bridge.log
 
 
 def test_a_long_text_is_cut_between_words_so_that_no_half_address_is_shown() -> None:

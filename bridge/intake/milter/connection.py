@@ -31,6 +31,7 @@ from bridge.intake.milter.protocol import State
 from bridge.intake.refused_client import RefusedClient, too_many
 from bridge.intake.trusted_clients import UNKNOWN, peer_address
 from bridge.intake.wait_for_disk import wait_for_disk
+from bridge.mail.address import LoggedAddress
 from bridge.mail.reply import Reply
 from bridge.mail.session import Session
 from bridge.mail.transaction import Transaction, new_id
@@ -313,7 +314,8 @@ class MilterConnection(asyncio.Protocol):
         address = "" if isinstance(parsed, Reply) else parsed[0]
         if refusal is UNCERTAIN_DOMAIN:
             return self._context.filter.refuse_early(self._describe(), mail.sender, address, refusal)
-        log.info("session %s: recipient <%s> refused: max_recipients", self._describe().id, address)
+        session = self._describe().id
+        log.info("session %s: recipient <%s> refused: max_recipients", session, LoggedAddress(address))
         return refusal
 
     def _describe(self) -> Session:

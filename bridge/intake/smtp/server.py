@@ -35,6 +35,7 @@ from bridge.intake.smtp.proxy_header import is_stream, named_client
 from bridge.intake.smtp.session import SmtpSession
 from bridge.intake.smtp.session_settings import SessionLimits
 from bridge.intake.trusted_clients import Network, peer_address
+from bridge.mail.address import LoggedAddress
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
@@ -179,8 +180,8 @@ class SmtpServer:
     ) -> None:
         stage = "connect" if sender is None else "mail"
         self._on_refused(RefusedClient(stage, address, sender or "", reason.value, rule_of(reason), reply))
-        mail = "" if sender is None else f", mail from <{sender}>"
-        log.info("listener %s: %s refused: %s%s", self.settings.name, address or "unix", reason.value, mail)
+        text, mail = ("", ()) if sender is None else (", mail from <%s>", (LoggedAddress(sender),))
+        log.info("listener %s: %s refused: %s" + text, self.settings.name, address or "unix", reason.value, *mail)
 
     def handle_CLOSE(self, server: SmtpConnection) -> None:
         """The connection is closed."""

@@ -38,6 +38,7 @@ from bridge.intake.smtp.parameters import TOO_LARGE, declared_size, refuse_of_ma
 from bridge.intake.smtp.paths import Path
 from bridge.intake.smtp.reply_per_recipient import replies_to_dot
 from bridge.intake.smtp.session_settings import SessionSettings
+from bridge.mail.address import LoggedAddress
 from bridge.mail.envelope import max_recipient_bytes
 from bridge.mail.reply import Reply
 from bridge.mail.session import UNKNOWN_CLIENT, Client, Session
@@ -348,7 +349,7 @@ class SmtpSession(StockSession):
         most = self.settings.limits.max_recipients
         if len(self.envelope.rcpt_tos) >= most or self.envelope.rcpt_bytes >= max_recipient_bytes(most):
             self.settings.on_limit("max_recipients")
-            log.info("session %s: recipient <%s> refused: max_recipients", self.id, address)
+            log.info("session %s: recipient <%s> refused: max_recipients", self.id, LoggedAddress(address))
             return replies.TOO_MANY_RECIPIENTS
         return None if unchecked is None else self._refuse_utf8(unchecked)
 

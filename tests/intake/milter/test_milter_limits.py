@@ -12,6 +12,8 @@ import pytest
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
 from bridge.mail.spool import DiskLimits
+from bridge.observe.log_format import KeyValueFormatter
+from bridge.observe.redaction import Redaction
 from bridge.testing import eventually
 from tests.intake.milter.milter_kit import (
     ScriptedFilter,
@@ -103,8 +105,9 @@ async def test_full_spool_is_451_at_the_end_of_the_mail():
         assert (await second.until_final())[0][1].startswith(b"451 4.3.2 ")
 
 
-async def test_one_recipient_too_many_is_452_and_the_mail_goes_on():
-    """The recipients before it are kept."""
+async def test_one_recipient_too_many_is_452_and_the_mail_goes_on(caplog):
+    """The recipients before it are kept. The log hides the others, also one without a domain."""
+    caplog.set_level("INFO")
     filter_ = ScriptedFilter()
     async with listening(filter_, max_recipients=2) as listener:
         mta = await listener.mta()
@@ -112,9 +115,12 @@ async def test_one_recipient_too_many_is_452_and_the_mail_goes_on():
         await mta.mail()
         assert await mta.ask(frame("R", b"<c@example.net>\0")) == ("c", b"")
         assert (await mta.ask(frame("R", b"<d@example.net>\0")))[1].startswith(b"452 4.5.3 ")
+        assert (await mta.ask(frame("R", b"<dora>\0")))[1].startswith(b"452 4.5.3 ")
         mta.content()
         await mta.until_final()
     assert filter_.seen[0].tx.envelope.addresses == ("b@example.net", "c@example.net")
+    lines = [KeyValueFormatter(Redaction("domain")).format(each) for each in caplog.records]
+    assert sum("recipient <*" in each for each in lines) == 2 and "dora" not in "".join(lines)
 
 
 @pytest.mark.parametrize("address", [b"<a\r\nb@c>", b"<\xff@c>"])
