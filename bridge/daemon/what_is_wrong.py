@@ -215,7 +215,9 @@ def _list(copy: dict[str, Any], conf: Config) -> Iterator[str]:
     name = f"list {copy['name']}" + (f" of tenant {copy['tenant']}" if copy["tenant"] else "")
     assert conf.lists is not None
     if copy["entries"] is None:
-        defers = conf.lists.without_copy == "tempfail"
+        doors = [listener.lists for listener in conf.listeners if listener.lists is not None]
+        blocks = any(copy["name"] in (*each.block, *each.block_recipients) for each in doors)
+        defers = conf.lists.without_copy == "tempfail" and blocks  # without one of skip_scan, mail is scanned
         effect = "mail that it applies to is being deferred" if defers else "it is not enforced"
         yield f"{name} has no local copy: {effect}"
     elif copy["age_s"] > _STALE_FACTOR * conf.lists.refresh:

@@ -341,6 +341,9 @@ def test_the_page_at_the_root_is_safe_and_leads_to_the_others(tmp_path: Path) ->
         assert "<script" not in text and "&lt;script&gt;" in text and "http-equiv" not in text
 
 
+LISTS = ("bad", "gone", "good", "both")
+
+
 def _lasting(lines: list[str]) -> list[str]:
     """Without that of a busy machine, on which a status may take longer than the 100 ms of this test."""
     return [line for line in lines if "no status in time" not in line]
@@ -371,6 +374,19 @@ def test_a_failed_reload_and_a_list_without_a_copy_are_warnings(tmp_path: Path) 
             assert len([line for line in lines if "reload" in line]) == 1, lines
         finally:
             bridge.end()
+
+
+@pytest.mark.parametrize("without", ["accept", "tempfail"])
+def test_a_list_of_mail_that_needs_no_scan_was_said_to_defer_mail(tmp_path: Path, without: str) -> None:
+    """Without a local copy of it, mail is scanned."""
+    lists = {"url": dead_url(), "api_key_file": "key", "without_copy": without}
+    config, _, _ = write_config(tmp_path, "http://127.0.0.1:1", "smtp://127.0.0.1:1", lists=lists)
+    doors = "{block: [bad], block_recipients: [gone, both], skip_scan: [good, both]}"
+    config.write_text(config.read_text().replace("- name: mx\n", f"- name: mx\n  lists: {doors}\n"))
+    effect = {name: next(_list({"name": name, "tenant": None, "entries": None}, load(config))) for name in LISTS}
+    deferring = {name for name, text in effect.items() if text.endswith(": mail that it applies to is being deferred")}
+    assert deferring == ({"bad", "gone", "both"} if without == "tempfail" else set())
+    assert effect["good"] == "list good has no local copy: it is not enforced"
 
 
 def test_a_history_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
