@@ -27,16 +27,17 @@ class Attempts:
         self._store = store
 
     def admit(
-        self, name: str | None, address: str, *, pages: str = "", max_per_address: int = MAX_PER_ADDRESS
+        self, name: str | None, address: str | None, *, pages: str = "", max_per_address: int = MAX_PER_ADDRESS
     ) -> float:
-        """0 if a password may be tried now; otherwise how long to wait, in seconds. `name` is None without one.
+        """0 if a password may be tried now; otherwise how long to wait, in seconds. A None does not count.
 
         `pages`: which pages it is for, other than the console; they are counted separately.
 
         An attempt counts as a failure until it succeeds, so parallel attempts do not get around the limit.
         """
         now = time.time()
-        keys = [(_from(address, pages), max_per_address), *([] if name is None else [(_of(name), MAX_PER_USER)])]
+        keys = [] if address is None else [(_from(address, pages), max_per_address)]
+        keys += [] if name is None else [(_of(name), MAX_PER_USER)]
         with self._store.writing(_LOCK) as connection:
             # An attempt in the future is from a clock that was ahead: nobody has to wait until then.
             is_old = or_(_a.at < now - WINDOW_S, _a.at > now + AHEAD_S)

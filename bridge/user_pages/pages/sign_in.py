@@ -56,7 +56,8 @@ async def ask_code(call: Call) -> Response:
         raise Refused(404, call.speak("No such page"), call.speak("There is no page at this address."))
     if "@" not in address or len(address) > _MAX_ADDRESS or not address.isprintable():
         return _page(call, 400, call.speak("Enter your full mail address."), address[:_MAX_ADDRESS])
-    await _admit(call, await _attempt(call, "ask", address))
+    # By the address that was typed: if all addresses of a person had one count here, they could be told from others.
+    await _admit(call, f"ask {comparable_address(address)}")
     await call.audit_stranger("asked for a code", result=audit_log.DONE, name=address)
     sending = call.pages.sending
     if len(sending) < _MAX_SENDING:
@@ -159,7 +160,8 @@ async def _admit(call: Call, attempt: str | None, pages: str = PAGES) -> None:
 async def _send_code(call: Call, address: str) -> None:
     try:
         person = await call.run(call.sources.people.person_of, address)
-        if person is None:
+        # All spellings and aliases of an address share one limit, about which the page says nothing.
+        if person is None or await call.run(call.sources.attempts.admit, f"send {person}", None) > 0:
             return
         settings, minutes = call.sources.settings.of(person), round(CODE_S / 60)
         code = await call.run(call.sources.codes.make, person, call.session)
@@ -169,12 +171,6 @@ async def _send_code(call: Call, address: str) -> None:
         await call.sources.send(person, content)
     except BridgeError as exc:
         log.warning("user pages: a code could not be sent: to=%s error=%r", call.sources.redact(address), str(exc))
-
-
-async def _attempt(call: Call, what: str, address: str) -> str:
-    """Counted for the person: all spellings and aliases of an address share one limit."""
-    person = await call.run(call.sources.people.person_of, address)
-    return f"{what} {person or comparable_address(address)}"
 
 
 def _provider(call: Call) -> Provider:
