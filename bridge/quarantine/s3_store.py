@@ -205,14 +205,23 @@ class S3Store:
         import obstore
 
         objects = {name: changed_at for name, _, changed_at in self._objects()}
-        # Not later than the server's clock: ours may be ahead, and another machine may still be writing.
-        now = min(time.time(), max(objects.values(), default=0.0))
-        before = now - self._settings.leftover_age_s
-        old = [name for name in leftovers(set(objects)) if objects[name] <= before]
+        age_s, found = self._settings.leftover_age_s, leftovers(set(objects))
+        old = [name for name in found if objects[name] <= time.time() - age_s]
+        if old:  # by the server's clock, too: ours may be ahead, and another machine may still be writing
+            before = self._server_time() - age_s
+            old = [name for name in old if objects[name] <= before]
         for name in old:
             with _translated():
                 obstore.delete(self._bucket, name)
         return len(old)
+
+    def _server_time(self) -> float:
+        """The time of an object that we write."""
+        import obstore
+
+        with _translated(), _probe_object(self._bucket) as name:
+            found: float = obstore.head(self._bucket, name)["last_modified"].timestamp()
+        return found + 1.0  # the header has whole seconds, the list of objects may have parts of them
 
     async def close(self) -> None:
         """Wait until failed mails are removed."""
@@ -255,19 +264,26 @@ def probe(settings: S3Settings) -> bool:
 
     Returns whether the server supports conditional writes.
     """
-    import obstore
-
-    bucket, name = _open(settings), f"probe-{secrets.token_hex(8)}"
+    bucket = _open(settings)
     try:
-        with _translated():
-            obstore.put(bucket, name, b"x", use_multipart=False)
-            try:
-                is_conditional = _supports_conditions(bucket, name)
-            finally:
-                obstore.delete(bucket, name)
+        with _translated(), _probe_object(bucket) as name:
+            is_conditional = _supports_conditions(bucket, name)
     except MailNotFound:
         raise StoreError("quarantine: object storage: an object that was just written is missing") from None
     return is_conditional
+
+
+@contextmanager
+def _probe_object(bucket: ObstoreS3) -> Iterator[str]:
+    """The name of an object that is there for a moment. Raises obstore's errors."""
+    import obstore
+
+    name = f"probe-{secrets.token_hex(8)}"
+    obstore.put(bucket, name, b"x", use_multipart=False)
+    try:
+        yield name
+    finally:
+        obstore.delete(bucket, name)
 
 
 def _supports_conditions(bucket: ObstoreS3, name: str) -> bool:

@@ -16,6 +16,7 @@ from sqlalchemy import inspect
 
 from bridge.errors import StoreError, StoreFull
 from bridge.quarantine import s3_store
+from bridge.quarantine.locks import FileLocks
 from bridge.quarantine.quarantine import MailNotFound, Quarantine, QuarantineSettings, Query
 from bridge.runtime.database import Database, probe
 from bridge.testing import free_port
@@ -146,6 +147,19 @@ async def test_a_clock_days_ahead_removed_a_mail_that_another_machine_was_writin
         assert await Quarantine(where).reconcile() == 0
     others.put(f"{tx.id}.json", metadata)
     assert b"".join(writer.chunks(tx.id)).startswith(HEAD)
+
+
+async def test_a_leftover_that_was_the_newest_object_stayed_until_other_mail_came(
+    tmp_path: Path, object_server: ObjectServer
+) -> None:
+    """Its age was measured from the newest object."""
+    where = replace(s3_settings(object_server.port, tmp_path.name), leftover_age_s=1.0)
+    object_server.store(tmp_path.name).put("LEFT1.eml", b"x")
+    store = s3_store.S3Store(where, FileLocks(tmp_path))
+    assert store.clean() == 0
+    await asyncio.sleep(2.1)  # the server's times are whole seconds
+    assert store.clean() == 1
+    assert list(object_server.store(tmp_path.name).list()) == []
 
 
 async def test_a_bucket_has_a_limit_too(tmp_path: Path, object_server: ObjectServer) -> None:
