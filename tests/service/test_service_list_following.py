@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import delete, event, update
 
+from bridge.service.database_calls import DatabaseCalls
 from bridge.service.keys import KeyRing
 from bridge.service.lists.follow import ListFollower
 from bridge.service.lists.index import traits_of
@@ -88,6 +91,38 @@ async def test_an_entry_of_another_category_cost_all_other_entries(tmp_path):
             traits = traits_of("spam@x.example", (), None, (), ())
             await eventually(lambda: follower.index.match(None, traits) == [LIST], "the new entry", SOON_S)
         finally:
+            await follower.stop()
+
+
+async def test_a_database_that_hung_while_all_lists_were_read_again_was_not_noticed(tmp_path, monkeypatch, caplog):
+    """The lists counted as current, and `/readyz` said that the service was ready. The start says why it waits."""
+    hangs, released = threading.Event(), threading.Event()
+    with opened(f"sqlite:///{tmp_path}/lists.sqlite") as (store, lists):
+        add(lists, "one@x.example")
+        everything = lists.everything
+
+        def slow() -> Any:
+            hangs.set()
+            assert released.wait(SOON_S)
+            return everything()
+
+        monkeypatch.setattr(lists, "everything", slow)
+        follower = ListFollower(store, lists, KeyRing(store), frozenset(), DatabaseCalls(answer_s=0.3))
+        starting = asyncio.create_task(follower.start())
+        await eventually(lambda: "the database does not answer" in caplog.text, "the log line", SOON_S)
+        released.set()
+        await starting
+        try:
+            await eventually(lambda: follower.current and not follower._trouble, "the first poll", SOON_S)
+            hangs.clear()
+            released.clear()
+            follower._seen_at = -math.inf
+            await eventually(hangs.is_set, "reading all lists", SOON_S)
+            await eventually(lambda: not follower.current, "the hanging database to be noticed", SOON_S)
+            released.set()
+            await eventually(lambda: follower.current, "the end of it", SOON_S)
+        finally:
+            released.set()
             await follower.stop()
 
 

@@ -59,7 +59,10 @@ class ListFollower:
         self.current = False
 
     async def start(self) -> None:
-        """Raises StoreUnavailable, unless it is temporary: then loading is retried until it succeeds."""
+        """Raises StoreUnavailable, unless it is temporary: then loading is retried until it succeeds.
+
+        Waits for a database that does not answer, and logs that it does.
+        """
         try:
             await self._load_all()
         except StoreUnavailable as exc:
@@ -98,7 +101,7 @@ class ListFollower:
                 self.current = True
 
     async def _load_all(self) -> None:
-        self.index = await self._in_thread(self._load)
+        self.index = await self._in_thread(self._load, self._answer_s)
         self.loaded = self.current = True
 
     def _lost(self, exc: Exception) -> None:
