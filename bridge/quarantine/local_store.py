@@ -1,7 +1,9 @@
 """A store in a local directory (mode 0700, files mode 0600).
 
 Files are written under temporary names and fsynced, then renamed, the metadata last, and the directory
-is fsynced. Writers share a lock on the directory that `clean` needs exclusively, so that a new process
+is fsynced. A mail never replaces another: two ids may be equal, though that is very unlikely.
+
+Writers share a lock on the directory that `clean` needs exclusively, so that a new process
 does not mistake a mail that another process is still writing for a leftover. Releasing or removing a
 mail locks its `.eml`; the kernel ends that lock with the process, even if it crashes.
 
@@ -149,10 +151,9 @@ class LocalStore:
                 durable_files.write(temporary_json, [metadata], stop.check)
                 ours.append(temporary_json)
                 stop.check()
-                temporary_eml.rename(eml)
-                ours.append(eml)
-                temporary_json.rename(json)
-                ours.append(json)
+                for temporary, path in ((temporary_eml, eml), (temporary_json, json)):
+                    durable_files.rename_new(temporary, path)
+                    ours[ours.index(temporary)] = path
                 os.fsync(directory_fd)
                 stop.confirm()
             except BaseException:

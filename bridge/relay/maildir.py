@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,17 +64,24 @@ class Maildir:
 
     def _store(self, tx: Transaction, top: bytes, stop: durable_files.Stop) -> None:
         self._make_directories()
-        name = f"{int(time.time())}.{tx.id}.{self._hostname}"
+        name = f"{int(time.time())}.{tx.id}"
+        try:
+            self._store_as(f"{name}.{self._hostname}", tx, top, stop)
+        except FileExistsError:  # another mail, or another part of this one, has this id in this second
+            self._store_as(f"{name}_{secrets.token_hex(4)}.{self._hostname}", tx, top, stop)
+
+    def _store_as(self, name: str, tx: Transaction, top: bytes, stop: durable_files.Stop) -> None:
         temporary, final = self._path / "tmp" / name, self._path / "new" / name
         durable_files.write(temporary, _content(top, tx), stop.check)
+        ours = temporary  # to remove if a step fails; never another mail with this name
         try:
             stop.check()
-            temporary.rename(final)
+            durable_files.rename_new(temporary, final)
+            ours = final
             durable_files.sync_directory(final.parent)
             stop.confirm()
         except BaseException:  # the client is not told 250, so it sends the mail again
-            durable_files.remove(temporary)
-            durable_files.remove(final)
+            durable_files.remove(ours)
             raise
 
     def _make_directories(self) -> None:

@@ -172,6 +172,17 @@ def write(path: Path, chunks: Iterable[bytes], check: Callable[[], None]) -> Non
         raise
 
 
+def rename_new(temporary: Path, path: Path) -> None:
+    """Give a file its name, but never that of another. Raises FileExistsError.
+
+    `temporary` was created by `write`, and its name depends on that of `path` alone: until it is renamed, nobody else
+    can have it, so nobody else can take `path` after the look.
+    """
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    temporary.rename(path)
+
+
 def open_own(path: Path, flags: int) -> int:
     """Open a file in one of our directories, or create it with mode 0600. Raises OSError.
 

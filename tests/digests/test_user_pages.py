@@ -574,16 +574,16 @@ def test_refusals_of_the_shared_checks_are_translated(pages: Users, language: st
 
 
 def test_a_session_ends_when_its_address_becomes_an_alias(pages: Users) -> None:
-    hold(pages.directory, "ALIAS1", "turned@a.example")
+    hold(pages.directory, "TURNED1", "turned@a.example")
     browser = signed_in(pages, "turned@a.example")
-    until(lambda: "ALIAS1" in browser.get("/").text, "the list")
+    until(lambda: "TURNED1" in browser.get("/").text, "the list")
     aliases = pages.directory / "aliases"
     aliases.write_text(f"{ALIASES}turned@a.example boss@a.example\n")
     try:
         assert browser.get("/").target == "/sign-in"
-        assert browser.post("/mail/ALIAS1/release").status in (401, 403)
+        assert browser.post("/mail/TURNED1/release").status in (401, 403)
         assert pages.command("digest", "preview", "--to", "boss@a.example").returncode == 0  # reads whose it is now
-        assert "ALIAS1" in signed_in(pages, "boss@a.example").get("/").text
+        assert "TURNED1" in signed_in(pages, "boss@a.example").get("/").text
     finally:
         aliases.write_text(ALIASES)
 

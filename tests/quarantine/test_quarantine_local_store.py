@@ -105,6 +105,28 @@ async def test_both_files_are_on_disk_before_they_have_their_names(
     ]
 
 
+async def test_the_second_of_two_mails_with_one_id_replaced_the_first(tmp_path: Path) -> None:
+    """Both clients got 250."""
+    quarantine = Quarantine(tmp_path / "q")
+    first = mail()
+    await quarantine.keep(first, HEAD, {})
+    with pytest.raises(StoreError, match="File exists"):
+        await quarantine.keep(replace(make_tx(b"the second"), id=first.id), HEAD, {})
+    assert b"".join(quarantine.chunks(first.id)) == HEAD + CONTENT
+    assert files(tmp_path / "q") == [f"{first.id}.eml", f"{first.id}.json"]
+
+
+async def test_two_mails_with_one_id_at_the_same_time(tmp_path: Path) -> None:
+    """One is stored, whole; the others are not."""
+    for number in range(20):
+        quarantine = Quarantine(tmp_path / "q")
+        mails = [replace(make_tx(b"%d " % n * 5000), id=f"SAME{number}") for n in range(5)]
+        done = await asyncio.gather(*(quarantine.keep(tx, b"", {}) for tx in mails), return_exceptions=True)
+        (kept,) = [tx for tx, result in zip(mails, done, strict=True) if not isinstance(result, BaseException)]
+        assert b"".join(quarantine.chunks(kept.id)) == b"".join(kept.message.chunks())
+    assert len(files(tmp_path / "q")) == 40
+
+
 async def test_a_full_disk(tmp_path: Path) -> None:
     """The client receives 452, and no part of the mail is on the disk."""
     with small_disk(tmp_path / "disk") as disk:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import threading
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
-from bridge.relay import client_replies
+from bridge.relay import client_replies, maildir
 from bridge.relay.maildir import Maildir
 from tests.quarantine.small_disk import files, small_disk
 from tests.relay.scripted_hop import HEAD, make_tx, soon
@@ -37,6 +40,19 @@ async def test_a_mail_arrives_in_new_byte_for_byte(tmp_path: Path) -> None:
     )
     assert sorted(p.name for p in (tmp_path / "Maildir").iterdir()) == ["cur", "new", "tmp"]
     await maildir.close()
+
+
+async def test_the_second_of_two_mails_with_one_name_replaced_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both clients got 250."""
+    monkeypatch.setattr(maildir, "time", SimpleNamespace(time=lambda: 1.5))
+    first, second = make_tx(b"the first"), make_tx(b"the second")
+    await Maildir(tmp_path, "h").deliver(first, HEAD, soon())
+    await Maildir(tmp_path, "h").deliver(replace(second, id=first.id), HEAD, soon())
+    found = {path.read_bytes()[-5:]: path.name for path in (tmp_path / "new").iterdir()}
+    assert found.keys() == {b"first", b"econd"} and files(tmp_path / "tmp") == []
+    assert found[b"first"] == f"1.{first.id}.h" and re.fullmatch(rf"1\.{first.id}_\w{{8}}\.h", found[b"econd"])
 
 
 async def test_the_null_sender_and_a_large_mail(tmp_path: Path) -> None:
