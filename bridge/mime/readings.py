@@ -11,6 +11,7 @@ places are charged as well.
 
 from __future__ import annotations
 
+import binascii
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +26,7 @@ MAX_STARTS = 5000  # places where a part may begin: with more, TooMuch
 MAX_BLANK = 8  # empty lines in one part that could end its header section: no program reads a header past more
 MAX_ODD = 8  # other lines that could
 MAX_HEAD = 256 * 1024  # bytes within which a header section must end
+_BEGINNING = 300  # bytes of encoded content, with the first field if it is a mail
 _MAX_INDENT = 1000  # bytes of white space before a field; after more, it counts without a look
 
 # Lines end with LF here: `_texts` sees to that. Patterns that begin with a literal byte are much faster (Python 3.11).
@@ -83,6 +85,7 @@ WORK_PER_BYTE = 3500  # of the mail
 _BYTE = 10
 _LINE = 1500
 _PADDING = 4000  # a "=": the beginning of an escape, the end of Base64
+_ESCAPE = 2000  # a "=" in a text that is decoded to look for fields in it
 _BEGIN = 10_000  # of uuencode
 _OBJECT = 15_000
 _START, _BODY = 15_000, 5000  # a place where a part may begin, and one where its content may
@@ -108,6 +111,10 @@ class Budget:
         """Decode a text, or look for files in it."""
         begins = text.lower().count(b"begin")
         self.take(_BYTE * len(text) + _LINE * text.count(b"\n") + _PADDING * text.count(b"=") + _BEGIN * begins)
+
+    def take_escapes(self, text: bytes) -> None:
+        """Decode quoted-printable in a text, only to look for fields in it."""
+        self.take(4 * _BYTE * len(text) + _ESCAPE * text.count(b"="))
 
 
 class Region(NamedTuple):
@@ -208,7 +215,8 @@ def _decoded_by(decoder: Callable[[bytes], Iterable[bytes]], runs: Iterable[byte
 def _all_objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) -> Iterator[tuple[bytes, bool]]:
     done: set[bytes] = set()
     cores: set[bytes] = set()  # Base64 that quoted-printable leaves as it is
-    for number, (text, is_usual) in enumerate(_texts(data, budget, quoted)):
+    for number, (text, way) in enumerate(_texts(data, budget, quoted)):
+        is_usual = way != _UNUSUAL
         for content in files_in_text(text[1:], budget) if is_usual else _embedded(text, budget):
             yield content, True
         unbroken = base64_text.UnbrokenBase64(text)
@@ -217,6 +225,8 @@ def _all_objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) ->
             yield raw, False
             if number and len(text) == len(data) + 1:  # other line ends, or no NUL; the content may still have them
                 yield data[region.body - 1 : region.end - 1], False
+            if way == _AS_IT_IS:
+                yield _quoted_mail(text, region, raw, budget), True
             if not is_usual or raw in done:
                 continue
             core = raw.translate(None, b"= \t\r\n")
@@ -238,9 +248,14 @@ def _embedded(text: bytes, budget: Budget) -> Iterator[bytes]:
 
 def _is_text(head: bytes) -> bool:
     """Whether the fields before the content, in lower case, say that it is an encoded text."""
-    head = head.rstrip()
-    fields = head[max(head.rfind(b"\n\n"), head.rfind(b"\n\r\n")) + 1 :]
+    fields = _last_fields(head)
     return _ENCODED in fields and (b"content-type" not in fields or b"text/" in fields)
+
+
+def _last_fields(head: bytes) -> bytes:
+    """The last of the header sections."""
+    head = head.rstrip()
+    return head[max(head.rfind(b"\n\n"), head.rfind(b"\n\r\n")) + 1 :]
 
 
 def texts(data: bytes) -> list[bytes]:
@@ -253,11 +268,38 @@ def texts(data: bytes) -> list[bytes]:
     return list(dict.fromkeys(found))
 
 
-def _texts(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) -> Iterator[tuple[bytes, bool]]:
-    """All texts, also with quoted-printable removed. Each begins with a line end.
+def texts_with_fields(data: bytes, budget: Budget, quoted: Sequence[bytes]) -> Iterator[bytes]:
+    """Each text in which parts are found, for those who look for the fields that describe them.
 
-    The second value is false for unusual readings of quoted-printable, in which no Base64 is expected.
+    `quoted` is what `encodings.quoted_readings` makes of `data`, or nothing if no program decodes it.
     """
+    seen: set[bytes] = set()
+    for text in texts(data):
+        unquoted: Iterable[bytes] = quoted
+        if quoted and text is not data:
+            budget.take_escapes(text)
+            unquoted = encodings.quoted_readings(text)
+        for reading, _ in _with_other_ends(text, unquoted):
+            if (key := line_ends.digest(reading)) not in seen:
+                seen.add(key)
+                yield reading
+
+
+def _with_other_ends(text: bytes, unquoted: Iterable[bytes]) -> Iterator[tuple[bytes, int]]:
+    """The text, what it is without quoted-printable, and in which way it was decoded."""
+    yield text, _AS_IT_IS
+    for number, decoded in enumerate(unquoted):
+        for reading in [decoded] if number else texts(decoded):  # decoding may reveal line ends
+            yield reading, _UNUSUAL if number else _DECODED
+
+
+# How quoted-printable was decoded in a text: not at all, as usual, or in an unusual way, after which no Base64 is
+# expected.
+_AS_IT_IS, _DECODED, _UNUSUAL = range(3)
+
+
+def _texts(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) -> Iterator[tuple[bytes, int]]:
+    """All texts, also with quoted-printable removed, and in which way. Each begins with a line end."""
     seen: set[bytes] = set()
     has_files = False
     has_quoted = may_be_quoted(data)
@@ -267,17 +309,16 @@ def _texts(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) -> Itera
         if has_quoted:
             budget.take_text(text)
             unquoted = quoted if quoted is not None and text is data else encodings.quoted_readings(text)
-        for number, decoded in enumerate((text, *unquoted)):
-            if text is data and number < 2:
-                has_files = has_files or line_ends.matter_in_mail(data, decoded if number else None)
-            for reading in texts(decoded) if number == 1 else [decoded]:  # decoding may reveal line ends
-                if (key := line_ends.digest(reading)) not in seen:
-                    seen.add(key)
-                    yield b"\n" + reading, number < 2
+        for reading, way in _with_other_ends(text, unquoted):
+            if text is data and way != _UNUSUAL and not has_files:
+                has_files = line_ends.matter_in_mail(data, reading if way else None)
+            if (key := line_ends.digest(reading)) not in seen:
+                seen.add(key)
+                yield b"\n" + reading, way
     for reading in _with_other_line_ends(data, has_quoted, budget) if has_files else ():
         if (key := line_ends.digest(reading)) not in seen:
             seen.add(key)
-            yield b"\n" + reading, False
+            yield b"\n" + reading, _UNUSUAL
 
 
 def _with_other_line_ends(data: bytes, has_quoted: bool, budget: Budget) -> Iterator[bytes]:
@@ -287,6 +328,25 @@ def _with_other_line_ends(data: bytes, has_quoted: bool, budget: Budget) -> Iter
         if has_quoted:
             budget.take_text(text)
             yield from line_ends.in_quoted(text)
+
+
+def _quoted_mail(text: bytes, region: Region, raw: bytes, budget: Budget) -> bytes:
+    """A message or a multipart in quoted-printable, decoded as usual: its parts may be in quoted-printable as well.
+
+    Nothing if it is none, or if CR ends its lines: there is a text in which LF does.
+    """
+    if b"=" not in raw:
+        return b""
+    budget.take(_BYTE * (region.body - region.head))
+    fields = _last_fields(text[region.head : region.body].lower())
+    is_named = b"message/" in fields or b"multipart/" in fields
+    if not is_named and (b"text/" in fields or not _MAIL_START.match(binascii.a2b_qp(raw[:_BEGINNING]))):
+        return b""
+    if not may_be_quoted(fields) or _BARE_CR.search(text, region.body, region.end + 1):
+        return b""
+    budget.take_escapes(raw)
+    content = binascii.a2b_qp(raw)
+    return content if may_be_mail(content) else b""
 
 
 def _decoded(

@@ -9,6 +9,7 @@ import struct
 import pytest
 
 from bridge.mime import encodings, names, words
+from bridge.service.analysis.file_inspection import FileInspector
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
 from tests.mime import ours
@@ -83,6 +84,66 @@ def test_a_reader_found_the_file_and_ours_did_not(name: str) -> None:
     """The whole file is found, from its first byte, and opened."""
     assert any(item.content.startswith(ZIP) for item in ours.read(MAILS[name]) or [])
     assert "malware:eicar" in inspect(MAILS[name], Limits()).tags
+
+
+def recoded(end: bytes, container: bytes, part: bytes) -> bytes:
+    """A message or a multipart in quoted-printable; in it and around it, lines end with `end`."""
+    fields, body = b"", TYPE + part + b"\r\n--b--\r\n"
+    if container.startswith(b"multipart"):
+        fields, _, body = body.partition(b"\r\n\r\n")
+        fields = fields.removeprefix(b"Content-Type: multipart/mixed")
+    inner = body.replace(b"\r\n", end)
+    escaped = [b"".join(b"=%02X" % byte for byte in inner[at : at + 24]) for at in range(0, len(inner), 24)]
+    head = b"Content-Type: " + container + fields + b"\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n"
+    start = b"Content-Type: multipart/mixed; boundary=o\r\n\r\n--o\r\n" + head
+    return HEAD + (start + b"=\r\n".join(escaped) + b"\r\n--o--\r\n").replace(b"\r\n", end)
+
+
+CONTAINERS = [b"message/rfc822", b"multipart/mixed"]
+LINE_ENDS = pytest.mark.parametrize("end", [b"\r", b"\n\r", b"\r\r\n", b"\n", b"\r\n"], ids=repr)
+
+
+@LINE_ENDS
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize(
+    "name",
+    [b'; filename="evil.js"', b'; filename=\r\n "evil.js"', b';\r\n filename="evil.js"', b'\r\n ; filename="evil.js"'],
+)
+def test_the_names_behind_quoted_printable_were_not_read_with_line_ends_of_cr(
+    end: bytes, container: bytes, name: bytes
+) -> None:
+    """jsmime shows evil.js. We found the part, because its content is looked for with every kind of line end."""
+    part = FIELDS + b"Content-Disposition: attachment" + name + b"\r\n\r\n" + base64.b64encode(b"alert(1)" * 9)
+    assert {"mime:executable", "held"} & ours.tags(recoded(end, container, part)) == {"mime:executable"}
+
+
+@LINE_ENDS
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_quoted_printable_within_quoted_printable_was_decoded_once(end: bytes, container: bytes) -> None:
+    """postal-mime decodes both, whatever the line ends. We did if they are those of a mail."""
+    fields = FIELDS.replace(b"base64", b"quoted-printable")
+    escaped = [b"".join(b"=%02X" % byte for byte in ZIP[at : at + 24]) for at in range(0, len(ZIP), 24)]
+    mail = recoded(end, container, fields + b"\r\n" + b"=\r\n".join(escaped))
+    assert any(item.content.startswith(ZIP) for item in ours.read(mail) or [])
+    assert "malware:eicar" in ours.tags(mail)
+
+
+@pytest.mark.parametrize("end", [b"\r", b"\n\r"], ids=repr)
+def test_a_piece_of_a_mail_behind_quoted_printable_was_not_noticed_with_line_ends_of_cr(end: bytes) -> None:
+    piece = b'Content-Type: message/partial; id="x@y"; number=1; total=2\r\n\r\nHello'
+    assert "mime:partial" in inspect(recoded(end, b"message/rfc822", piece), Limits()).tags
+
+
+def test_a_message_in_quoted_printable_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an attachment, and not again because programs may not agree on the encoding of a message."""
+    message = HEAD + b"Content-Type: text/plain\r\n\r\nSee http://www.example.net/x=3Dy\r\n"
+    fields = b"Content-Type: message/rfc822\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n"
+    read: list[bytes] = []
+    known = FileInspector.enclosed
+    monkeypatch.setattr(FileInspector, "enclosed", lambda *args: read.append(args[1]) or known(*args))
+    found = inspect(HEAD + TYPE + fields + message + b"\r\n--b--\r\n", Limits())
+    assert "www.example.net" in found.hosts and "mime:ambiguous:encoded-container" in found.tags
+    assert len(read) == 1
 
 
 def test_a_text_kept_its_line_ends_of_cr() -> None:

@@ -82,14 +82,15 @@ class AmbiguityInspector(FileInspector):
         if len(self.declared) > MAX_CHARSETS:
             raise TooMuch("charsets")
         quoted = list(encodings.quoted_readings(whole)) if readings.may_be_quoted(whole) else []
-        texts = dict.fromkeys((*readings.texts(whole), *quoted))
-        self.found.tags |= {INCOMPLETE[kind] for text in texts for kind in readings.elsewhere(text)}
-        try:
-            seen: set[bytes] = set()
-            names = set().union(*(file_names.everywhere(text, self.reading.take, seen) for text in texts))
-            names = names.union(*map(file_names.embedded, texts))
-        except file_names.TooManyNames:
-            raise TooMuch("names") from None
+        seen: set[bytes] = set()
+        names: set[str] = set()
+        for text in readings.texts_with_fields(whole, self.reading, quoted):
+            self.found.tags |= {INCOMPLETE[kind] for kind in readings.elsewhere(text)}
+            try:
+                names |= file_names.everywhere(text, self.reading.take, seen)
+                names |= file_names.embedded(text)
+            except file_names.TooManyNames:
+                raise TooMuch("names") from None
         self.reading.take(NAME_WORK * len(names))
         self.named(names)
         for text in dict.fromkeys((whole, *quoted)):
@@ -111,10 +112,10 @@ class AmbiguityInspector(FileInspector):
 
     def enclosed_once(self, mails: list[bytes], nesting: int) -> None:
         """Most of these are prefixes of one another: the same encoded message, read to different ends."""
-        done: list[bytes] = []
+        done = [content for level, content in self.quoted_mails if level == nesting]
         for content in sorted(mails, key=len, reverse=True):
             self.reading.take(2 * sum(map(len, done)))
-            if not any(content in other for other in done):
+            if not any(content.rstrip(b"\r") in other for other in done):
                 done.append(content)
                 self.enclosed(content, nesting)
 

@@ -70,6 +70,7 @@ class FileInspector(ABC):
         self.documents = 0  # around the current object
         self.opaque = 0  # containers around the current object that engines may not open
         self.files: set[tuple[str, frozenset[str], int, int, bool]] = set()  # already opened, with all that matters
+        self.quoted_mails: list[tuple[int, bytes]] = []  # attached in quoted-printable, and their nesting
         self.sizes: set[int] = set()  # of the files in `found.digests`: a file of another size is none of them
         self.found = Inspection()
         self.reading = readings.Budget(size)

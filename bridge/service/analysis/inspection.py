@@ -200,6 +200,8 @@ class _MailInspector(AmbiguityInspector):
             self.signatures(content)
         if self.limits.look_at_mime and not plain:
             self.hidden(content, nesting, is_text=part.content_type.startswith("text/"))
+        if is_message(part.content_type) and part.encoding == "quoted-printable" and not self.opaque:
+            self.quoted_mails.append((nesting, content))
         if is_text:
             self.text(content, 0, len(content), part, nesting)
             if self.is_file(part, nesting):
