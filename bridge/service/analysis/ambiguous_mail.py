@@ -15,7 +15,7 @@ from bridge.mime import ambiguity, base64_text, encodings, readings, words
 from bridge.mime import names as file_names
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import Part, TooMuch, is_message
-from bridge.service.analysis.content import documents, file_types, recognition
+from bridge.service.analysis.content import archives, documents, file_types, recognition
 from bridge.service.analysis.content.links import NeedsProcess
 from bridge.service.analysis.file_inspection import FileInspector, See
 from bridge.service.analysis.limits import Limits
@@ -61,7 +61,8 @@ class AmbiguityInspector(FileInspector):
         """Encoded files that no field declares. All programs agree on the rest of the mail."""
         embedded = self.names_in(text)
         found = readings.files_in_text(text, self.reading)
-        self.objects(((content, True) for content in found), {*names, *embedded}, nesting)
+        with self.in_doubt(is_in_text=not recognition.has_mark(text)):
+            self.objects(((content, True) for content in found), {*names, *embedded}, nesting)
 
     def names_in(self, text: bytes) -> set[str]:
         """The names of files that are encoded in it."""
@@ -96,7 +97,8 @@ class AmbiguityInspector(FileInspector):
         for text in dict.fromkeys((whole, *quoted)):
             words_only = base64_text.without_base64(text)
             self.text(words_only, 0, len(words_only), ANY_TEXT, nesting)
-        self.objects(readings.objects(whole, self.reading, quoted), names, nesting)
+        with self.in_doubt(is_in_text=doubts == {"undeclared-parts"} and not recognition.has_mark(whole)):
+            self.objects(readings.objects(whole, self.reading, quoted), names, nesting)
 
     def objects(self, found: Iterable[tuple[bytes, bool]], names: Collection[str], nesting: int) -> None:
         """Objects that some program finds, and whether each was decoded."""
@@ -130,11 +132,14 @@ class AmbiguityInspector(FileInspector):
             return
         if not self.limits.archives:
             raise NeedsProcess
+        if archives.kind_of(content):
+            self.archives.append(content)  # what is found next is in it
         if ambiguity.has_only_files(content, 0, len(content), is_quoted=False):
             self.doubt(doubts)
             self.files_in_text(content, (), nesting)
         else:
-            self.readings(content, doubts, nesting)
+            with self.in_doubt(is_in_text=True):
+                self.readings(content, doubts, nesting)
 
     def guess(self, content: bytes, is_decoded: bool, nesting: int) -> None:
         """An object that some program finds. Its name and type are in doubt, so only its bytes count."""
@@ -147,6 +152,8 @@ class AmbiguityInspector(FileInspector):
     def guessed_file(self, content: bytes, nesting: int) -> None:
         """Inspect it like an attachment with these bytes, unless it is one: then that was done already."""
         if len(content) in self.sizes and hashlib.sha256(content).hexdigest() in self.found.digests:
+            if content in self.damaged:
+                self.found_damaged(content)
             return
         if recognition.is_signed(content, ()):
             self.signed(content, (), nesting)

@@ -24,7 +24,7 @@ from bridge.service.analysis.content import (
     recognition,
     smime,
 )
-from bridge.service.analysis.content.archives import BadArchive, Budget
+from bridge.service.analysis.content.archives import BadArchive, Budget, CutOff
 from bridge.service.analysis.content.decompression import inflated
 from bridge.service.analysis.content.links import Links, NeedsProcess
 from bridge.service.analysis.content.optional_formats import FORMATS, LIBARCHIVE
@@ -56,7 +56,8 @@ SHOWN_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1
 # Tags that a file gets if it is damaged, as nearly every file is by other line ends, or if it is a piece of a file that
 # its name misdescribes.
 _UNREAD = frozenset({"document:not-read", "mime:unopened-archive"})
-_DAMAGED = _UNREAD | {"mime:broken-archive", "mime:broken-container"}
+BROKEN, BROKEN_CONTAINER = "mime:broken-archive", "mime:broken-container"
+_DAMAGED = _UNREAD | {BROKEN, BROKEN_CONTAINER}
 
 See = Callable[[bytes, Collection[str], bool, str | None], None]
 
@@ -69,7 +70,13 @@ class FileInspector(ABC):
         self.see = see
         self.documents = 0  # around the current object
         self.opaque = 0  # containers around the current object that engines may not open
-        self.files: set[tuple[str, frozenset[str], int, int, bool]] = set()  # already opened, with all that matters
+        # Already opened, with all that matters; whether they are damaged, and whether not only cut off.
+        self.files: dict[tuple[str, frozenset[str], int, int, bool, bool, bool], tuple[bool, bool]] = {}
+        self.is_guess, self.is_in_text, self.is_enclosed = False, False, False  # the current file
+        self.is_damaged, self.is_refused = False, False  # the current file; the second: not only cut off
+        self.archives: list[bytes] = []  # those whose damage, if there is any, already counts
+        self.damaged: dict[bytes, str] = {}  # damaged guesses, each with the tag for it
+        self.refused: set[bytes] = set()  # those that begin as archives, and are not only cut off
         self.quoted_mails: list[tuple[int, bytes]] = []  # attached in quoted-printable, and their nesting
         self.sizes: set[int] = set()  # of the files in `found.digests`: a file of another size is none of them
         self.found = Inspection()
@@ -137,15 +144,91 @@ class FileInspector(ABC):
         for number, name in enumerate(names):
             self.found.tags |= file_types.tags_of(name, content_type, content if number == 0 else content[:BEGINNING])
 
+    @contextmanager
+    def in_doubt(self, *, is_in_text: bool) -> Iterator[None]:
+        """For files that only some programs find; or none that offers them as attachments, but in a text."""
+        before = self.is_guess, self.is_in_text
+        self.is_guess, self.is_in_text = True, self.is_in_text or is_in_text
+        try:
+            yield
+        finally:
+            self.is_guess, self.is_in_text = before
+
+    def damage(self, *, is_cut_off: bool) -> None:
+        """Of what is cut off, as archives in bounces are, no program can read more."""
+        self.is_damaged = True
+        self.is_refused |= not is_cut_off
+        if not self.is_guess:  # else `file` decides
+            self.found.tags.add(BROKEN_CONTAINER if is_cut_off and self.is_enclosed else BROKEN)
+
     def file(self, content: bytes, names: Collection[str], nesting: int) -> None:
-        """A file, attached or unpacked. The same one is opened once: each reading of a mail may contain it again."""
+        """A file that is not in an archive."""
+        is_damaged, is_refused = self.opened(content, names, nesting)
+        kind = archives.kind_of(content)
+        if self.is_guess and is_damaged:
+            if is_refused and kind:
+                self.refused.add(content)
+            self.found_damaged(content)
+        elif kind:
+            self.archives.append(content)
+
+    def found_damaged(self, content: bytes) -> None:
+        """A guess; perhaps one that was already found in a text."""
+        is_attached = content in self.refused and not self.is_in_text
+        self.damaged[content] = BROKEN if is_attached else self.damaged.get(content, BROKEN_CONTAINER)
+
+    def judge_damage(self) -> None:
+        """Pieces of an archive look damaged, and programs that find only these do not see the archive.
+
+        Any other damaged one may be the attachment that some program shows.
+        """
+        if not self.damaged:
+            return
+        wholes = list(map(recognition.without_space, self.archives))
+        for content, tag in self.damaged.items():
+            if tag not in self.found.tags and not self.is_piece(content, wholes):
+                self.found.tags.add(tag)
+
+    def is_piece(self, content: bytes, wholes: Iterable[bytes]) -> bool:
+        piece, is_beginning = recognition.without_space(content), archives.begins_as_archive(content)
+        charge = self.reading.take
+        return any(recognition.is_piece_of(piece, whole, charge, is_beginning=is_beginning) for whole in wholes)
+
+    def opened(self, content: bytes, names: Collection[str], nesting: int) -> tuple[bool, bool]:
+        """Whether a file, attached or unpacked, is damaged, and not only cut off.
+
+        The same one is opened once: each reading of a mail may contain it again.
+        """
         digest = hashlib.sha256(content).hexdigest()
         self.found.digests.add(digest)
         self.sizes.add(len(content))
         seen = (digest, frozenset(names), nesting, self.documents, self.opaque > 0)
-        if seen in self.files:
-            return
-        self.files.add(seen)
+        certain, same = (*seen, self.is_enclosed, False), (*seen, self.is_enclosed, self.is_guess)
+        known = self.files.get(same) or (self.files.get(certain) if self.is_guess else None)
+        if known is None:
+            around = self.is_damaged, self.is_refused
+            self.is_damaged, self.is_refused = self.files[same] = False, False
+            self.open_file(content, names, nesting)
+            known = self.files[same] = self.is_damaged, self.is_refused
+            self.is_damaged, self.is_refused = around
+        self.is_damaged |= known[0]
+        self.is_refused |= known[1]
+        return known
+
+    def open_file(self, content: bytes, names: Collection[str], nesting: int) -> None:
+        if archives.is_other_file(content, names) and not self.is_guess:
+            with self.in_doubt(is_in_text=False):
+                self.open_archive(content, names, nesting)
+            if self.is_damaged:
+                self.found.tags.add(BROKEN_CONTAINER)
+            self.is_damaged, self.is_refused = False, False
+        else:
+            self.open_archive(content, names, nesting)
+        if self.limits.look_at_mime:
+            for kind in documents.kinds_of(content, names, self.limits.formats):
+                self.document(content, kind, names, nesting)
+
+    def open_archive(self, content: bytes, names: Collection[str], nesting: int) -> None:
         is_doubtful, is_opened = False, False
         kinds = archives.kinds_of(content, names)
         for number, kind in enumerate(kinds):
@@ -156,9 +239,6 @@ class FileInspector(ABC):
         for kind in archives.behind(content) if is_doubtful else ():  # programs then look for another one in it
             if kind not in kinds:
                 self.archive(content, kind, names, nesting, is_certain=False)
-        if self.limits.look_at_mime:
-            for kind in documents.kinds_of(content, names, self.limits.formats):
-                self.document(content, kind, names, nesting)
 
     def other_line_ends(self, raw: bytes, content: bytes, part: Part, nesting: int, *, is_text: bool) -> None:
         """The same file, as saved by programs that change its line ends. `content` is what was already inspected."""
@@ -216,9 +296,11 @@ class FileInspector(ABC):
                 self.member(member, around, nesting)
                 is_empty = is_empty and not (member.content or member.encrypted)
                 is_broken |= member.broken
-        except BadArchive:
-            if is_certain:
-                self.found.tags.add("mime:broken-container" if kind == "tnef" else "mime:broken-archive")
+        except BadArchive as exc:
+            if is_certain and kind == "tnef":
+                self.found.tags.add(BROKEN_CONTAINER)
+            elif is_certain:
+                self.damage(is_cut_off=isinstance(exc, CutOff))
             return True
         return is_empty or is_broken
 
@@ -236,7 +318,7 @@ class FileInspector(ABC):
                 self.found.tags.add("mime:executable")
             return
         if member.broken:
-            self.found.tags.add("mime:broken-archive")
+            self.damage(is_cut_off=member.is_cut_off)
         self.names(member.names, "", content or b"")
         if any(map(file_types.is_macro_member, member.names)):
             self.found.tags.add("mime:macro")
@@ -261,7 +343,7 @@ class FileInspector(ABC):
         ):
             self.text(content, 0, len(content), SHOWN_TEXT, nesting)  # else a page would hide its links in an archive
         self.wrapped(content, member.names, nesting)
-        self.file(content, member.names, nesting + 1)
+        self.opened(content, member.names, nesting + 1)
         self.opaque -= member.is_disputed
 
     def linked(self, links: Collection[str]) -> None:
@@ -299,7 +381,8 @@ class FileInspector(ABC):
                 self.budget.take_work(READING_COST * len(content))
             self.hidden(content, nesting, is_text=is_certain)
             return
-        self.decoded_files(encodings.embedded(b"\n" + content), nesting)
+        with self.in_doubt(is_in_text=True):
+            self.decoded_files(encodings.embedded(b"\n" + content), nesting)
 
     def decoded_files(self, files: Iterable[bytes], nesting: int) -> None:
         """Files in text, without names."""
@@ -307,7 +390,8 @@ class FileInspector(ABC):
             self.budget.take(len(file))
             self.signatures(file)
             self.show(file, ())
-            self.guess(file, True, nesting)
+            with self.in_doubt(is_in_text=False):
+                self.guess(file, True, nesting)
 
     def calendar(self, content: bytes, part: Part, nesting: int) -> None:
         if content.count(b"\n") > INLINE_EVENTS and not self.limits.archives:
@@ -370,7 +454,7 @@ class FileInspector(ABC):
                         if message:
                             self.signed_message(message, stems, nesting)
         except smime.BadStructure:
-            self.found.tags.add("mime:broken-container")
+            self.found.tags.add(BROKEN_CONTAINER)
 
     def signed_message(self, message: bytes, stems: Collection[str], nesting: int) -> None:
         self.show(message, ())
@@ -383,4 +467,6 @@ class FileInspector(ABC):
     def enclosed(self, content: bytes, nesting: int) -> None:
         if nesting >= self.budget.depth:
             raise TooMuch("archive-depth")
+        before, self.is_enclosed = self.is_enclosed, True
         self.mail(content, nesting + 1)
+        self.is_enclosed = before

@@ -77,6 +77,7 @@ def inspect(data: Buffer, limits: Limits, see: See | None = None) -> Inspection:
     try:
         inspector.signatures(data)
         inspector.mail(data, 0)
+        inspector.judge_damage()
     except TooMuch as exc:
         if not limits.archives:
             raise NeedsProcess from None
@@ -162,6 +163,8 @@ class _MailInspector(AmbiguityInspector):
     def leaf(self, data: Buffer, part: Part, nesting: int) -> None:
         if part.content_type in INCOMPLETE:
             self.found.tags.add(INCOMPLETE[part.content_type])
+        if nesting == 0:
+            self.is_enclosed = part.body < self.quoted_until
         plain = part.encoding in encodings.PLAIN
         if plain and is_message(part.content_type):
             self.message_file(data, part, nesting)

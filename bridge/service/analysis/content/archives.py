@@ -29,10 +29,10 @@ from bridge.service.analysis.content.openpgp import is_message, openpgp_members
 from bridge.service.analysis.content.tar_archive import begins_as_plain_tar, is_tar, tar_members
 from bridge.service.analysis.content.tnef import MAGIC as TNEF
 from bridge.service.analysis.content.tnef import tnef_members
-from bridge.service.analysis.content.unpacking import BadArchive, Budget, Member
+from bridge.service.analysis.content.unpacking import BadArchive, Budget, CutOff, Member
 from bridge.service.analysis.content.zip_archive import begins_as_plain_zip, has_zip_member, zip_members
 
-__all__ = ["BadArchive", "Budget", "Member", "has_zip_member"]
+__all__ = ["BadArchive", "Budget", "CutOff", "Member", "has_zip_member"]
 
 _ZIP_TAIL = 22 + 65_535  # the end-of-central-directory record and the longest comment
 
@@ -170,6 +170,17 @@ _PLAIN_BEGINNINGS: dict[str, Callable[[bytes], bool]] = {
     "bzip2": bool,
     "xz": bool,
 }
+
+
+def begins_as_archive(content: bytes) -> bool:
+    return content.startswith(_BEGINNINGS)
+
+
+def is_other_file(content: bytes, names: Collection[str]) -> bool:
+    """Whether it begins as a document, say, and no name says that it is an archive: it may have pieces of one in it."""
+    suffixes = {extension for name in names for extension in extensions_of(name)}
+    is_other = bool(family_of(content)) and not begins_as_archive(content)
+    return is_other and suffixes.isdisjoint(_OWN_NAMES | _UNOPENED_NAMES)
 
 
 def is_only_guessed(kinds: Collection[str], names: Collection[str]) -> bool:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from bridge.mime.structure import TooMuch
-from bridge.service.analysis.content.unpacking import MAX_MEMBER, BadArchive, Budget, Member
+from bridge.service.analysis.content.unpacking import MAX_MEMBER, BadArchive, Budget, CutOff, Member
 
 MAX_MEMORY = 128 * 1024 * 1024  # that a decoder may use; `xz -9` needs 65 MiB
 STREAM_COST = 1024  # work, however short a stream is: creating a decoder takes longer than using it
@@ -90,6 +90,7 @@ class Decoded:
     content: bytes
     end: int
     is_whole: bool
+    is_refused: bool = False  # damaged; other programs may read more
 
 
 def decode(new: Callable[[], Decoder], data: bytes, at: int, budget: Budget) -> Decoded:
@@ -105,7 +106,7 @@ def decode(new: Callable[[], Decoder], data: bytes, at: int, budget: Budget) -> 
             _refuse_limit(exc)
         else:
             return Decoded(b"".join(out), end, is_whole)
-    return Decoded(b"".join(out), len(data), False)
+    return Decoded(b"".join(out), len(data), False, is_refused=True)
 
 
 def streams(new: Callable[[], Decoder], magic: bytes, data: bytes, at: int, budget: Budget) -> Iterator[Decoded]:
@@ -189,7 +190,7 @@ def gzip_members(content: bytes, names: Collection[str], budget: Budget) -> Iter
     if content.startswith(_OLDER, at):
         yield Member(tuple(known), None, limit="archive-method")
     if not is_whole:
-        raise BadArchive
+        raise BadArchive if found.is_refused else CutOff
 
 
 def _has_usual_header(content: bytes) -> bool:
@@ -258,7 +259,7 @@ def lzma_members(content: bytes, names: Collection[str], budget: Budget) -> Iter
     found = decode(new_lzma, content, start, budget)
     yield Member(_stems(names, ".lzma", ".lzma86"), found.content, is_disputed=True)
     if not found.is_whole:
-        raise BadArchive
+        raise BadArchive if found.is_refused else CutOff
 
 
 def new_lzma() -> Decoder:
@@ -291,7 +292,7 @@ def _file(
     is_usual = len(found) == 1 and found[0].is_whole and found[0].end == len(content)
     yield Member(names, b"".join(one.content for one in found), is_disputed=not is_usual)
     if not all(one.is_whole for one in found):
-        raise BadArchive
+        raise BadArchive if found[-1].is_refused else CutOff
 
 
 def _after_zeros(content: bytes, at: int) -> int:

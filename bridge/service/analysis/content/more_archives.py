@@ -21,7 +21,7 @@ from typing import Any
 
 from bridge.service.analysis.content.buried_archives import WITHIN
 from bridge.service.analysis.content.rar_headers import facts_of
-from bridge.service.analysis.content.unpacking import MAX_MEMBER, UNOPENED, BadArchive, Budget, Member
+from bridge.service.analysis.content.unpacking import MAX_MEMBER, UNOPENED, BadArchive, Budget, CutOff, Member
 
 # For each kind: the filters and the formats of libarchive that are enabled.
 _READERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -117,13 +117,13 @@ def _members(content: bytes, kind: str, names: Collection[str], budget: Budget, 
                     member, is_over = _member(ffi, archive, entry, own, budget)
                     yield replace(member, is_disputed=not is_known, is_seldom_read=is_known)
                     if is_over:
-                        raise BadArchive
+                        raise CutOff if member.is_cut_off else BadArchive
         except ArchiveError as exc:
             member = _unread(ffi, archive if count else None, exc, ())
             if count or not member.broken:
                 yield member
             if count and member.broken:
-                raise BadArchive from None
+                raise (CutOff if member.is_cut_off else BadArchive) from None
             if member.broken:
                 yield Member((), None, tags=(UNOPENED,))
         else:
@@ -188,7 +188,7 @@ def _unread(ffi: Any, archive: int | None, exc: Any, names: tuple[str, ...], con
         return Member(names, content, tags=(UNOPENED,))
     if archive is not None and ffi.read_has_encrypted_entries(archive) == 1:
         return Member(names, None, encrypted=True)
-    return Member(names, content, broken=True)
+    return Member(names, content, broken=True, is_cut_off="truncated" in text)
 
 
 def _names(ffi: Any, entry: int) -> tuple[str, ...]:

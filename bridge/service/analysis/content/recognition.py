@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from bridge.mime import base64_text, encodings
 from bridge.mime.structure import Part
@@ -46,6 +46,10 @@ _HTML = re.compile(rb"\s{0,99}<(?:!doctype\s{1,99}html|html)[\s>]", re.IGNORECAS
 _WEB_ARCHIVE = re.compile(rb"(?:\A|[\r\n])[ \t]{0,99}(?:mime-version|content-[a-z-]{1,40})[ \t]{0,99}:", re.IGNORECASE)
 _ARCHIVE_HEAD = 4096  # bytes in which its header section begins
 _CALENDAR = re.compile(rb"begin:[ \t]{0,9}v(?:calendar|card)")  # in lower case
+_PIECE, _LARGEST_PIECE = 8, 64 * 1024  # bytes
+_MAX_GAP = 4096  # bytes between two pieces
+_MAX_BEFORE = 256  # bytes before the first one
+_PIECE_WORK = 20_000  # nanoseconds, for `readings.Budget`
 _CALENDARS = ("calendar", "vcard", "text/directory", "application/ics")  # or a part of the name of a type
 
 
@@ -144,6 +148,43 @@ def is_in_base64(part: Part, sent: bytes = b"") -> bool:
         return True
     is_unlabelled = part.encoding in encodings.PLAIN and part.names and not part.doubts  # else it was decoded already
     return bool(is_unlabelled) and base64_text.is_mostly_base64(sent)
+
+
+def without_space(content: bytes) -> bytes:
+    """What programs that change line ends, NUL bytes or spaces leave of a file."""
+    return content.translate(None, b"\0\t\n\r ")
+
+
+def is_piece_of(content: bytes, whole: bytes, charge: Callable[[int], None], *, is_beginning: bool) -> bool:
+    """Whether it consists of pieces of another file, in their order; perhaps from its beginning.
+
+    Both come from `without_space`.
+    """
+    if len(content) > len(whole) + _MAX_BEFORE:
+        return False
+    at = 0
+    if is_beginning and not content.startswith(whole[:_PIECE]):
+        return False
+    if not is_beginning:  # programs may take what precedes it for Base64
+        charge(_MAX_BEFORE * len(whole))
+        at = next((at for at in range(_MAX_BEFORE) if content[at : at + 2 * _PIECE] in whole), -1)
+    if at < 0 or at >= len(content):
+        return False
+    place = whole.find(content[at : at + _PIECE])
+    while at < len(content):
+        charge(_PIECE_WORK)
+        size = _LARGEST_PIECE
+        while size:  # as much as is the same in both
+            piece = content[at : at + size]
+            if piece and whole.startswith(piece, place):
+                at, place = at + len(piece), place + len(piece)
+            else:
+                size //= 2
+        if at < len(content):
+            place = whole.find(content[at : at + _PIECE], place, place + _MAX_GAP)
+            if place < 0:
+                return False
+    return True
 
 
 def is_calendar(part: Part) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO
 
 from bridge.mime.structure import TooMuch
-from bridge.service.analysis.content.unpacking import MAX_MEMBER, BadArchive, Budget, Member
+from bridge.service.analysis.content.unpacking import MAX_MEMBER, BadArchive, Budget, CutOff, Member
 
 _BLOCK = 512
 _CHUNK = 256 * 1024
@@ -129,7 +129,7 @@ class _Announced:
 
 def tar_members(content: bytes, _names: Collection[str], budget: Budget) -> Iterator[Member]:
     announced, for_all = _Announced(), _Announced()
-    at, expected, is_broken = 0, 0, False
+    at, expected, is_broken, is_cut_off = 0, 0, False, False
     while at + _BLOCK <= len(content):
         if not is_header(content, at):
             is_broken |= at == expected and any(content[at : at + _BLOCK])
@@ -139,7 +139,7 @@ def tar_members(content: bytes, _names: Collection[str], budget: Budget) -> Iter
         header = _read_header(content, at)
         is_disputed = at != expected or not header.is_plain
         expected = max(expected, header.end)
-        is_broken |= header.start + header.size > len(content)
+        is_cut_off |= header.start + header.size > len(content)
         if header.kind in (_LONG_NAME, _GLOBAL, *_EXTENDED):
             budget.take_work(min(header.size, len(content)))
             # Some programs forget what an earlier header said for all members; others do not.
@@ -153,8 +153,8 @@ def tar_members(content: bytes, _names: Collection[str], budget: Budget) -> Iter
             # Some programs take a header of another type for a member, others for one more that announces a member.
             announced = _Announced() if header.kind in _FINAL else announced
         at = header.end if header.is_plain else at + _BLOCK
-    if is_broken:
-        raise BadArchive
+    if is_broken or is_cut_off:
+        raise BadArchive if is_broken else CutOff
 
 
 def _read_header(content: bytes, at: int) -> _Header:

@@ -51,16 +51,18 @@ class Budget:
 class Member:
     """A file within a container. `content` is None if nothing of it can be read.
 
-    `names` are all that some program would give it. `limit` names one of our limits: the file is not read, or not
-    completely, but other programs can read it. If `is_disputed`, other programs may not find it. If `is_seldom_read`,
-    engines know the format, but some do not unpack everything that archive programs write. `tags` and `links`
-    are what the container says: of the container as a whole if the member has no content.
+    `names` are all that some program would give it. If it is broken, it may only be cut off: no program can read more
+    of it. `limit` names one of our limits: the file is not read, or not completely, but other programs can read it. If
+    `is_disputed`, other programs may not find it. If `is_seldom_read`, engines know the format, but some do not unpack
+    everything that archive programs write. `tags` and `links` are what the container says: of the container as a whole
+    if the member has no content.
     """
 
     names: tuple[str, ...]
     content: bytes | None
     encrypted: bool = False
     broken: bool = False
+    is_cut_off: bool = False
     limit: str = ""
     is_disputed: bool = False
     is_seldom_read: bool = False
@@ -70,3 +72,7 @@ class Member:
 
 class BadArchive(Exception):
     """The archive is broken. What could be read of it has been yielded."""
+
+
+class CutOff(BadArchive):
+    """It only ends too early: no program can read more of it."""

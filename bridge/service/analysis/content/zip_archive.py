@@ -30,7 +30,7 @@ from bridge.service.analysis.content.decompression import (
     decode,
     streams,
 )
-from bridge.service.analysis.content.unpacking import BadArchive, Budget, Member
+from bridge.service.analysis.content.unpacking import BadArchive, Budget, CutOff, Member
 
 _LOCAL = struct.Struct("<4s2xHH8xIIHH")  # flags, method, sizes, lengths of name and extra field
 _CENTRAL = struct.Struct("<4s4xHH8xIIHHH8xI")  # the same, length of the comment, offset of the header
@@ -135,7 +135,7 @@ def zip_members(content: bytes, _given: Collection[str], budget: Budget) -> Iter
         budget.take_member()
         yield from _members(content, places[at], budget)
     if is_broken:
-        raise BadArchive
+        raise BadArchive if lost else CutOff
 
 
 def _places(content: bytes, budget: Budget) -> tuple[dict[int, _Place], list[_Description], bool]:
@@ -304,16 +304,18 @@ def _members(content: bytes, place: _Place, budget: Budget) -> Iterator[Member]:
     if all(described.is_encrypted for described in place.descriptions):
         return
     readings = _readings(content, place, budget)
-    readable = {found.content: found.is_whole for found in readings if found.content is not None}
+    readable = {found.content: found for found in readings if found.content is not None}
     is_disputed = len(readable) > 1 or not any(place.is_plain(found.packed) for found in readings)
     limits = {found.limit for found in readings if found.limit}
     for limit in limits:
         yield Member(names, None, limit=limit)
     if not readable and not is_encrypted and not limits:
-        yield Member(names, None, broken=True)
-    for data, whole in readable.items():
+        is_cut_off = bool(readings) and not any(found.is_refused for found in readings)
+        yield Member(names, None, broken=True, is_cut_off=is_cut_off)
+    for data, found in readable.items():
         if data or not all(name.endswith("/") for name in names):
-            yield Member(names, data, broken=not whole, is_disputed=is_disputed)
+            is_broken, is_cut_off = not found.is_whole, not found.is_refused
+            yield Member(names, data, broken=is_broken, is_cut_off=is_cut_off, is_disputed=is_disputed)
 
 
 class _Reading(NamedTuple):
@@ -321,6 +323,7 @@ class _Reading(NamedTuple):
     is_whole: bool = False
     packed: int = -1  # the length of the data that it comes from
     limit: str = ""  # which of our limits prevents it
+    is_refused: bool = False  # damaged; other programs may read more
 
 
 def _readings(content: bytes, place: _Place, budget: Budget) -> list[_Reading]:
@@ -358,8 +361,11 @@ def _decoded(content: bytes, place: _Place, method: int, budget: Budget) -> Iter
     found = list(streams(new, magic, content, start, budget)) if magic else [decode(new, content, start, budget)]
     data = b"".join(one.content for one in found)
     is_whole = bool(found) and all(one.is_whole for one in found)
+    is_refused = not found or found[-1].is_refused
     if data or is_whole:  # some streams of LZMA have no end mark
-        yield _Reading(data, is_whole or len(data) in sizes, found[-1].end - place.start)
+        yield _Reading(data, is_whole or len(data) in sizes, found[-1].end - place.start, is_refused=is_refused)
+    else:
+        yield _Reading(None, is_refused=is_refused)
     for size in sizes:
         if size < len(data):
             budget.take(size)
