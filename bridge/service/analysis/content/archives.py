@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from functools import partial
 
 from bridge.service.analysis.content import more_archives
@@ -29,8 +30,9 @@ from bridge.service.analysis.content.openpgp import is_message, openpgp_members
 from bridge.service.analysis.content.tar_archive import begins_as_plain_tar, is_tar, tar_members
 from bridge.service.analysis.content.tnef import MAGIC as TNEF
 from bridge.service.analysis.content.tnef import tnef_members
-from bridge.service.analysis.content.unpacking import BadArchive, Budget, CutOff, Member
+from bridge.service.analysis.content.unpacking import UNOPENED, BadArchive, Budget, CutOff, Member
 from bridge.service.analysis.content.zip_archive import begins_as_plain_zip, has_zip_member, zip_members
+from bridge.service.analysis.content.zip_archive import is_volume as is_zip_volume
 
 __all__ = ["BadArchive", "Budget", "CutOff", "Member", "has_zip_member"]
 
@@ -113,6 +115,8 @@ _COMPRESSED_NAMES = frozenset(_COMPRESSED.split())
 _PICTURES = (IMAGE, MEDIA)
 BURIED = "buried"
 _BEHIND = (*more_archives.MARKED, BURIED)
+_SPLIT = frozenset({"zip", "tar", "gzip", "bzip2", "xz"})
+_VOLUME = re.compile(r"\.(?:\d{3}|aa|z\d\d)\Z", re.IGNORECASE)
 _GUESSES = frozenset({BURIED, "lzma"})
 
 
@@ -211,7 +215,21 @@ def inner_names(names: Collection[str]) -> list[str]:
 
 def members(content: bytes, kind: str, names: Collection[str], budget: Budget) -> Iterator[Member]:
     """The files in it. Raises TooMuch if the budget is exhausted, BadArchive if it is damaged."""
-    yield from _OPENERS[kind](content, names, budget)
+    found = _OPENERS[kind](content, names, budget)
+    if kind not in _SPLIT or not (_is_volume_name(names) or (kind == "zip" and is_zip_volume(content))):
+        yield from found
+        return
+    try:
+        for member in found:
+            is_split = member.broken and member.is_cut_off
+            yield replace(member, broken=False, tags=(*member.tags, UNOPENED)) if is_split else member
+    except CutOff:
+        yield Member((), None, tags=(UNOPENED,))
+
+
+def _is_volume_name(names: Collection[str]) -> bool:
+    """One file of several: `a.zip.001`, or `a.tgz.aa` by `split`."""
+    return any(_VOLUME.search(name) for name in names)
 
 
 def _with_library(kind: str, content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:

@@ -125,17 +125,28 @@ def begins_as_plain_zip(content: bytes) -> bool:
     return False
 
 
+def is_volume(content: bytes) -> bool:
+    """Whether it says that it begins or ends in another file: `zip -s`, or a file that was split."""
+    end = content.rfind(b"PK\x05\x06")
+    if content.startswith(b"PK\x07\x08") or end < 0 or end + _END.size > len(content):
+        return content.startswith(b"PK\x07\x08")
+    _, size, offset = _END.unpack_from(content, end)
+    disk = int.from_bytes(content[end + 4 : end + 6], "little")
+    return 0 < disk < 0xFFFF or (_UNKNOWN not in (size, offset) and size + offset > end)
+
+
 def zip_members(content: bytes, _given: Collection[str], budget: Budget) -> Iterator[Member]:
     if content.count(_ENTRY) > budget.members:
         raise TooMuch("archive-members")
     places, lost, is_broken = _places(content, budget)
+    is_elsewhere = bool(lost) and is_volume(content)
     for entry in lost:
-        yield Member(entry.names or ("",), None, broken=True)
+        yield Member(entry.names or ("",), None, broken=True, is_cut_off=is_elsewhere)
     for at in sorted(places):
         budget.take_member()
         yield from _members(content, places[at], budget)
     if is_broken:
-        raise BadArchive if lost else CutOff
+        raise BadArchive if lost and not is_elsewhere else CutOff
 
 
 def _places(content: bytes, budget: Budget) -> tuple[dict[int, _Place], list[_Description], bool]:
