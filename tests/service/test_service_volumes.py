@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.limits import Limits
 from tests.service.container_kit import decision, entry, local, tags, with_directory
+from tests.service.service_kit import attached
 from tests.service.test_service_forgiving_programs import FORGIVEN, TEXT
 
 NOISE = random.Random(4).randbytes(150_000)
@@ -51,3 +54,13 @@ def test_data_that_others_read_is_held_in_volumes_too() -> None:
     marked = content[: end + 4] + b"\x01\0" + content[end + 6 :]
     for name in ("a.zip", "a.zip.001"):
         assert "mime:broken-archive" in tags(marked, name)
+
+
+@pytest.mark.parametrize("method", [("Deflate64",), ("Swap2", "LZMA"), ("ARM64", "LZMA"), ("RISCV", "LZMA"), ("BCJ2",)])
+def test_methods_that_the_library_does_not_know_counted_as_damage(method: tuple[str, ...], tmp_path: Path) -> None:
+    pytest.importorskip("libarchive")
+    try:
+        files = made(tmp_path, "7z", "a", *(f"-m{number}={name}" for number, name in enumerate(method)), "o.7z")
+    except subprocess.CalledProcessError:
+        pytest.skip("this 7-Zip does not know the method")
+    assert inspect(attached(files["o.7z"], "o.7z"), Limits(formats=("libarchive",))).tags == {"mime:unopened-archive"}

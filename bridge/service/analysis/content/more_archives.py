@@ -116,8 +116,10 @@ def _members(content: bytes, kind: str, names: Collection[str], budget: Budget, 
                     own = _stems(names) if kind in SINGLE else _names(ffi, entry)
                     member, is_over = _member(ffi, archive, entry, own, budget)
                     yield replace(member, is_disputed=not is_known, is_seldom_read=is_known)
-                    if is_over:
+                    if is_over and member.broken:
                         raise CutOff if member.is_cut_off else BadArchive
+                    if is_over:
+                        return
         except ArchiveError as exc:
             member = _unread(ffi, archive if count else None, exc, ())
             if count or not member.broken:
@@ -184,7 +186,7 @@ def _unread(ffi: Any, archive: int | None, exc: Any, names: tuple[str, ...], con
         return Member(names, None, encrypted=True)
     if exc.errno == _OUT_OF_MEMORY or "memory" in text:
         return Member(names, content, limit="archive-memory")
-    if "support" in text:  # "unsupported", "not supported"
+    if "support" in text or "codec id" in text:  # "unsupported", "not supported", "unknown codec ID"
         return Member(names, content, tags=(UNOPENED,))
     if archive is not None and ffi.read_has_encrypted_entries(archive) == 1:
         return Member(names, None, encrypted=True)
