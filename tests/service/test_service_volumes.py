@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import random
 import shutil
@@ -64,3 +65,9 @@ def test_methods_that_the_library_does_not_know_counted_as_damage(method: tuple[
     except subprocess.CalledProcessError:
         pytest.skip("this 7-Zip does not know the method")
     assert inspect(attached(files["o.7z"], "o.7z"), Limits(formats=("libarchive",))).tags == {"mime:unopened-archive"}
+
+
+def test_text_after_a_bzip2_stream_counted_as_damage() -> None:
+    content = bz2.compress(NOISE[:900])
+    assert tags(content + b"BZh is how it begins", "a.bz2") == set()
+    assert decision(content + bz2.compress(NOISE[:900])[:500], "a.bz2") == "quarantine"

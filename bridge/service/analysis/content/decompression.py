@@ -41,6 +41,7 @@ _LZMA_DEFAULT = b"]\0\0"  # the usual parameters: enough for The Unarchiver, wha
 _XZ_START, _XZ_END = 12, 12  # bytes around the blocks and the index
 _MANY_BLOCKS = 1000  # `xz` writes one for 24 MiB or more, unless it is told otherwise
 _MAX_INDEX = 20 * _MANY_BLOCKS  # bytes: two numbers for each block
+_BZIP2_STREAM = re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90|.{0,5}\Z)", re.DOTALL)
 _NOT_ZERO = re.compile(rb"[^\0]")
 
 
@@ -112,10 +113,17 @@ def decode(new: Callable[[], Decoder], data: bytes, at: int, budget: Budget) -> 
 def streams(new: Callable[[], Decoder], magic: bytes, data: bytes, at: int, budget: Budget) -> Iterator[Decoded]:
     """The one that begins at `at`, and those that follow it, perhaps after zeros: together they form one file."""
     is_whole = True
-    while is_whole and data.startswith(magic, at):
+    is_first = True
+    while is_whole and data.startswith(magic, at) and (is_first or _may_follow(data, at)):
+        is_first = False
         found = decode(new, data, at, budget)
         yield found
         is_whole, at = found.is_whole, _after_zeros(data, found.end)
+
+
+def _may_follow(data: bytes, at: int) -> bool:
+    """Programs ignore what follows a bzip2 stream if it only begins like another one."""
+    return not data.startswith(BZIP2_MAGIC, at) or _BZIP2_STREAM.match(data, at) is not None
 
 
 _DAMAGED = (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError)
