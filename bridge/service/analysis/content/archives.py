@@ -216,7 +216,7 @@ def inner_names(names: Collection[str]) -> list[str]:
 def members(content: bytes, kind: str, names: Collection[str], budget: Budget) -> Iterator[Member]:
     """The files in it. Raises TooMuch if the budget is exhausted, BadArchive if it is damaged."""
     found = _OPENERS[kind](content, names, budget)
-    if kind not in _SPLIT or not (_is_volume_name(names) or (kind == "zip" and is_zip_volume(content))):
+    if kind not in _SPLIT or not (_is_volume_name(names) or (kind == "zip" and names and is_zip_volume(content))):
         yield from found
         return
     try:
