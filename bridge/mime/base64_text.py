@@ -50,6 +50,17 @@ def is_plain_base64(raw: bytes) -> bool:
     return _has_equal_lines(raw, others) or all(map(_has_whole_groups, line_blocks(raw)))
 
 
+def has_equal_lines(raw: bytes) -> bool:
+    """Whether it is nothing but lines of one length, which need not be whole groups, and padding at the end."""
+    lines = raw.rstrip(b"\r\n=").split(b"\n")
+    lengths = {len(line) for line in lines[:-1]}
+    return (
+        len(lengths) <= 1
+        and len(lines[-1]) <= max(lengths, default=len(raw))
+        and not b"".join(lines).translate(None, ALPHABET + b"\r")
+    )
+
+
 def _has_whole_groups(lines: bytes) -> bool:
     return all(len(line) % 4 == 0 for line in lines.split())
 

@@ -28,7 +28,7 @@ FOOTER = b"_______________________________________________\r\nList mailing list\
 NOISE = random.Random(4).randbytes(20_000)
 WHOLE = {
     "report.zip": zipped(("report.txt", b"Hello, this is a report\r\n" * 50), ("noise", NOISE[:900])),
-    "report.tar.gz": gzip.compress(NOISE[:3000]),
+    "report.gz": gzip.compress(NOISE[:3000]),
 }
 DATA = FORGIVEN["288 symbols"][0]
 FACTS = {"method": 8, "crc": zlib.crc32(TEXT), "size": len(TEXT)}
@@ -40,6 +40,11 @@ DAMAGED = {
 
 def encoded(content: bytes, end: bytes = b"\r\n") -> bytes:
     return base64.encodebytes(content).replace(b"\n", end)
+
+
+def in_lines(content: bytes, length: int) -> bytes:
+    text = base64.b64encode(content)
+    return b"".join(text[at : at + length] + b"\r\n" for at in range(0, len(text), length))
 
 
 def attached(
@@ -91,6 +96,7 @@ AMBIGUITIES = {
     "line ends": lambda content, name: attached(content, name, body=encoded(content, b"\n")),
     "NUL": lambda content, name: attached(content, name, text=b"a\0b\r\n"),
     "spaces": lambda content, name: attached(content, name, body=encoded(content, b" \r\n")),
+    "lines of 75 characters": lambda content, name: attached(content, name, body=in_lines(content, 75)),
     "preamble": lambda content, name: attached(content, name, before=b"--\r\nold\r\n"),
     "forwarded": lambda content, name: attached(attached(content, name, after=b""), "mail.eml"),
     "mailbox": lambda content, name: attached(b"From a Thu Nov 19 03:00:00 2026\n" + attached(content, name), "a.mbox"),
@@ -109,7 +115,7 @@ def decided(raw: bytes) -> tuple[str, set[str]]:
 def test_a_whole_archive_in_an_ambiguous_mail_counted_as_damaged(ambiguity: str, name: str) -> None:
     """Some of the programs that read such a mail find only pieces of it."""
     done, found = decided(AMBIGUITIES[ambiguity](WHOLE[name], name))
-    assert done == "deliver" and "mime:broken-archive" not in found
+    assert done == "deliver" and not {"mime:broken-archive", "mime:unopened-archive"} & found
 
 
 ODD_LINES = {

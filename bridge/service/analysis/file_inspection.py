@@ -42,6 +42,7 @@ GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-" + b"STANDARD-ANTI-UBE-TEST-EMAIL*C
 NAME_COST = 1024  # work for each name of a file: an archive may give it thousands
 LINK_COST = 256  # work for each link that a document gives: it may have thousands
 READING_COST = 100  # work for each byte that is read in every way
+MAX_AFTER = 64  # bytes that a delimiter decodes to
 BEGINNING = 4096  # bytes by which the type of a file is recognised
 INLINE_EVENTS = 300  # lines of a calendar
 INLINE_WORK = 1024 * 1024  # of `Budget`: a few milliseconds
@@ -75,6 +76,7 @@ class FileInspector(ABC):
         self.is_guess, self.is_in_text, self.is_enclosed = False, False, False  # the current file
         self.is_damaged, self.is_refused = False, False  # the current file; the second: not only cut off
         self.archives: list[bytes] = []  # those whose damage, if there is any, already counts
+        self.line_forms: list[bytes] = []  # of archives, as some programs decode them; a delimiter may follow
         self.damaged: dict[bytes, str] = {}  # damaged guesses, each with the tag for it
         self.refused: set[bytes] = set()  # those that begin as archives, and are not only cut off
         self.quoted_mails: list[tuple[int, bytes]] = []  # attached in quoted-printable, and their nesting
@@ -190,7 +192,12 @@ class FileInspector(ABC):
                 self.found.tags.add(tag)
 
     def is_piece(self, content: bytes, wholes: Iterable[bytes]) -> bool:
-        piece, is_beginning = recognition.without_space(content), archives.begins_as_archive(content)
+        is_beginning = archives.begins_as_archive(content)
+        for form in self.line_forms:
+            is_in_form = content.startswith(form) if is_beginning else content[:-MAX_AFTER] in form
+            if is_in_form and len(content) <= len(form) + MAX_AFTER:
+                return True
+        piece = recognition.without_space(content)
         charge = self.reading.take
         return any(recognition.is_piece_of(piece, whole, charge, is_beginning=is_beginning) for whole in wholes)
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import chain
 
 from bridge.mail.address import comparable_address
-from bridge.mime import ambiguity, encodings, readings, tokens, words
+from bridge.mime import ambiguity, base64_text, encodings, readings, tokens, words
 from bridge.mime import names as file_names
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import Part, TooMuch, is_message, walk
@@ -211,7 +211,16 @@ class _MailInspector(AmbiguityInspector):
                 self.file(content, (PAGE_NAME,), nesting)
         if self.limits.look_at_mime and (not is_text or recognition.is_file(content)):
             self.attachment(content, part, nesting)
+        if part.encoding == "base64" and not agreed and archives.begins_as_archive(content):
+            self.pieces_in_lines(raw, content)
         self.other_line_ends(raw, content, part, nesting, is_text=is_text)
+
+    def pieces_in_lines(self, raw: bytes, content: bytes) -> None:
+        """Lines of 75 characters, say: programs that decode each line separately read only the first one correctly."""
+        self.reading.take_text(raw)
+        if base64_text.has_equal_lines(raw):
+            forms = *encodings.readings(raw), *encodings.readings(raw[: raw.rstrip().rfind(b"\n") + 1])
+            self.line_forms += [form[:-4] for form in forms if form.startswith(content[:8])]
 
     def is_file(self, part: Part, nesting: int) -> bool:
         """Whether an unnamed page may be offered as a file: due to its disposition, or because it is not the first."""
