@@ -110,7 +110,8 @@ def test_nobody_sees_anything_of_others(pages: Users) -> None:
     "route", [route for route in ROUTES if not route.is_open], ids=lambda r: f"{r.method} {r.path}"
 )
 def test_every_other_page_needs_a_sign_in(pages: Users, route: Any) -> None:
-    hold(pages.directory, "CLOSED1", "closed@a.example")
+    if "CLOSED1" not in held_ids(pages.directory):
+        hold(pages.directory, "CLOSED1", "closed@a.example")
     path = route.path.replace("{id}", "CLOSED1")
     browser = pages.served.browser()
     browser.get("/sign-in")
@@ -139,7 +140,8 @@ def test_every_change_needs_our_page_and_our_token(pages: Users, route: Any) -> 
 @pytest.mark.parametrize("route", [each for each in CLOSED if not each.changes], ids=lambda route: route.path)
 def test_no_page_is_loaded_by_another_site(pages: Users, route: Any) -> None:
     """Another server of the same site loaded held mail as pictures: the audit log said that its reader had seen it."""
-    hold(pages.directory, "LOADED1", "loaded@a.example")
+    if "LOADED1" not in held_ids(pages.directory):
+        hold(pages.directory, "LOADED1", "loaded@a.example")
     browser, path = signed_in(pages, "loaded@a.example"), route.path.replace("{id}", "LOADED1")
     loads = (("no-cors", "image", 403), ("navigate", "iframe", 403), ("navigate", "document", 200))
     for site in ("same-site", "cross-site"):
