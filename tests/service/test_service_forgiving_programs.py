@@ -9,6 +9,7 @@ import bz2
 import gzip
 import io
 import lzma
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -178,6 +179,26 @@ def test_lzma_data_of_unusual_sizes_was_not_recognised(name: str, facts: str, tm
     content = data[:1] + bytes.fromhex(dictionary + size) + data[13:]
     assert "malware:eicar" in tags(content, name)
     assert TEXT in extracted("unar", content, name, tmp_path).values()
+
+
+FIRST = lzma.compress(b"one " * 9, lzma.FORMAT_ALONE)
+LAST = lzma.compress(TEXT, lzma.FORMAT_ALONE)
+LZMA_STREAMS = {
+    "two": FIRST + LAST,
+    "the size is known": FIRST[:5] + struct.pack("<Q", 36) + FIRST[13:] + LAST,
+    "an empty one": FIRST[:5] + bytes(13) + LAST,
+    "a tiny dictionary": FIRST + LAST[:1] + b"\1\0\0\0" + lzma.compress(b"", lzma.FORMAT_ALONE)[5:] + LAST,
+    "lzma86": b"\0" + FIRST + b"\0" + LAST,
+}
+
+
+@pytest.mark.parametrize("name", ["a.lzma", "a.bin"])
+@pytest.mark.parametrize("streams", LZMA_STREAMS)
+def test_only_the_first_of_several_lzma_streams_was_read(streams: str, name: str, tmp_path: Path) -> None:
+    """7-Zip writes one file, in which the virus follows harmless text."""
+    assert "malware:eicar" in tags(LZMA_STREAMS[streams], name)
+    (content,) = extracted("7z", LZMA_STREAMS[streams], name, tmp_path).values()
+    assert content.endswith(TEXT)
 
 
 def with_wrong_checksums(filters: list[dict[str, int]] | None = None) -> bytes:

@@ -262,12 +262,16 @@ def _xz_numbers(data: bytes) -> Iterator[int]:
 
 
 def lzma_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
+    """One file: 7-Zip reads on as long as a header follows a stream."""
     budget.take_member()
     start = 0 if is_lzma(content[:_LZMA_HEAD]) or not is_lzma86(content) else 1
-    found = decode(new_lzma, content, start, budget)
-    yield Member(_stems(names, ".lzma", ".lzma86"), found.content, is_disputed=True)
-    if not found.is_whole:
-        raise BadArchive if found.is_refused else CutOff
+    found = [decode(new_lzma, content, start, budget)]
+    while found[-1].is_whole and _is_lzma_header(content, found[-1].end + start):
+        budget.take_member()  # a large dictionary takes time
+        found.append(decode(new_lzma, content, found[-1].end + start, budget))
+    yield Member(_stems(names, ".lzma", ".lzma86"), b"".join(one.content for one in found), is_disputed=True)
+    if not found[-1].is_whole:
+        raise BadArchive if found[-1].is_refused else CutOff
 
 
 def new_lzma() -> Decoder:
@@ -276,13 +280,18 @@ def new_lzma() -> Decoder:
 
 def is_lzma(content: bytes) -> bool:
     """Decided as 7-Zip and The Unarchiver do: the format has no magic number. The rules of liblzma are stricter."""
-    if len(content) < 14 or content[0] >= 225 or content[13] != 0:
+    if len(content) < _LZMA_HEAD or content[0] >= 225 or content[13] != 0:
         return False
-    if content.startswith(_LZMA_DEFAULT):
-        return True
+    return content.startswith(_LZMA_DEFAULT) or _is_lzma_header(content)
+
+
+def _is_lzma_header(content: bytes, at: int = 0) -> bool:
+    content = content[at : at + _LZMA_HEAD - 1]
+    if len(content) < _LZMA_HEAD - 1 or content[0] >= 225:
+        return False
     dictionary, size = int.from_bytes(content[1:5], "little"), int.from_bytes(content[5:13], "little")
     lowest_bit = dictionary & -dictionary
-    is_usual = dictionary >= 4 and dictionary in (lowest_bit, 3 * lowest_bit, 2**32 - 1)
+    is_usual = dictionary > 0 and dictionary in (lowest_bit, 3 * lowest_bit, 2**32 - 1)
     return is_usual and (size == 2**64 - 1 or size < 2**56)
 
 
