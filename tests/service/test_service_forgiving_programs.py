@@ -136,6 +136,7 @@ def tar_with(at: int, value: bytes) -> bytes:
 HIDDEN = gzip.compress(TEXT)
 SHORT = gzip.compress(HARMLESS)
 LONG = local(b"b.txt", HARMLESS, **FACTS)[:28] + b"\xff\x7f" + b"b.txt" + HARMLESS  # the length of its extra field
+PADDED = b"\x08\0\0\xff\xff"  # an empty block, stored
 UNKNOWN = local(b"b.txt", HARMLESS, **FACTS | {"method": 0x200})
 REFUSED = {
     "an extra field that is too long": zip_behind(LONG + HIDDEN),
@@ -143,6 +144,8 @@ REFUSED = {
     "a method that is unknown": zip_behind(UNKNOWN + HIDDEN, entry(b"b.txt", packed=8, **FACTS)),
     "the end of a directory": zip_behind(b"PK\5\6" + HIDDEN),
     "reserved flags of gzip": SHORT[:3] + b"\x20" + SHORT[4:] + lzma.compress(TEXT),
+    "a bit that fills up a byte": SHORT[:10] + PADDED + SHORT[10:] + lzma.compress(TEXT),
+    "the same after a name": SHORT[:3] + b"\x08" + SHORT[4:10] + b"a\0" + PADDED + SHORT[10:] + lzma.compress(TEXT),
     "a wrong extra field of gzip": SHORT[:3] + b"\4" + SHORT[4:10] + b"\1\0a" + SHORT[10:] + lzma.compress(TEXT),
     "letters for a number in a tar file": tar_with(136, b"zzzzzzzzzzzz") + HIDDEN,
     "a number without digits": tar_with(329, b" \0\0\0\0\0\0\0") + HIDDEN,

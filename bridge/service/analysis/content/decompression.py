@@ -206,9 +206,19 @@ def _has_usual_header(content: bytes) -> bool:
 
 
 def begins_as_plain_gzip(content: bytes) -> bool:
-    """Whether all programs accept the header: at most a name of usual length follows its ten bytes."""
+    """Whether all programs accept the header, and 7-Zip what follows it, which may be a name of usual length."""
     is_named = content[3:4] == b"\x08" and content.find(b"\0", 10, _GZIP_NAME) >= 0
-    return content[2:3] == b"\x08" and content[8:9] in GZIP_LEVELS and (is_named or content[3:4] == b"\0")
+    is_plain = content[2:3] == b"\x08" and content[8:9] in GZIP_LEVELS and (is_named or content[3:4] == b"\0")
+    return is_plain and _begins_as_deflate(content, _gzip_header(content, 0)[0])
+
+
+def _begins_as_deflate(content: bytes, at: int) -> bool:
+    """7-Zip looks at the first block: its type, what fills up its first byte, its lengths."""
+    head = content[at : at + 5]
+    kind = head[0] >> 1 & 3 if len(head) == 5 else 3
+    if kind == 0:  # stored: a length, and its complement
+        return head[0] >> 3 == 0 and head[1] ^ head[3] == head[2] ^ head[4] == 0xFF
+    return kind == 1 or (kind == 2 and head[1] & 0x1F < 30)
 
 
 def _gzip_header(content: bytes, at: int) -> tuple[int, str]:
