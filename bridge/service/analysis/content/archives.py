@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
 
-from bridge.service.analysis.content import more_archives
+from bridge.service.analysis.content import archive_marks, more_archives
 from bridge.service.analysis.content.apple_files import apple_members, is_apple_file
 from bridge.service.analysis.content.buried_archives import buried_members, has_buried
 from bridge.service.analysis.content.decompression import (
@@ -94,8 +94,9 @@ _OTHER_BEGINNING = re.compile(
     | (?P<ace>.{7}\*\*ACE\*\*)
     | (?P<zoo>.{20}\xdc\xa7\xc4\xfd)
     | (?P<apple_archive>(?:AA01|YAA1).[\0-\x0f] | pbz[-4ezx]\0)
+    | (?P<swf>[CFZ]WS[\1-\x32].{3}[\0-\x08\x0b\x0c\x0e-\x1f])
     | (?P<disk>.{3}NTFS\x20{4} | .{32}NXSB | .{54}FAT1[26] | .{64}\x7f\x10\xda\xbe | .{82}FAT32 | .{512}EFI\x20PART
-        | .{1024}H[+X]\0[\4\5])
+        | .{446}(?:[\0\x80].{15} | .{4}\0.{11}){4}U\xaa | .{1024}H[+X]\0[\4\5])
     """,
     re.DOTALL | re.VERBOSE,
 )
@@ -114,7 +115,7 @@ _COMPRESSED = "br bz2 gz lrz lz lz4 lzfse lzma lzma86 lzo pmd rz sz xz z zst"
 _COMPRESSED_NAMES = frozenset(_COMPRESSED.split())
 _PICTURES = (IMAGE, MEDIA)
 BURIED = "buried"
-_BEHIND = (*more_archives.MARKED, BURIED)
+_BEHIND = (*archive_marks.KINDS, BURIED)
 _SPLIT = frozenset({"zip", "tar", "gzip", "bzip2", "xz"})
 _VOLUME = re.compile(r"\.(?:\d{3}|aa|z\d\d)\Z", re.IGNORECASE)
 _GUESSES = frozenset({BURIED, "lzma"})
@@ -154,7 +155,7 @@ def kinds_of(content: bytes, names: Collection[str]) -> list[str]:
         kinds.append("apple")
     # Archive programs search for the start of these, whatever precedes it, unless they open that as an archive.
     begins_with_own = _PLAIN_BEGINNINGS.get(kinds[0], _is_never_plain)(content)
-    others = more_archives.MARKED if _is_only_picture(content, names) else _BEHIND
+    others = archive_marks.LONG if _is_only_picture(content, names) else _BEHIND
     kinds += behind(content, suffixes if begins_with_own else others)
     if content and not any(kinds):
         kinds += suffixes & _UNOPENED_NAMES
@@ -195,7 +196,7 @@ def is_only_guessed(kinds: Collection[str], names: Collection[str]) -> bool:
 
 def behind(content: bytes, wanted: Collection[str] = _BEHIND) -> list[str]:
     """Those archives that may begin anywhere in it."""
-    found = [kind for kind in more_archives.MARKED if kind in wanted and more_archives.start_of(content, kind) >= 0]
+    found = [kind for kind in archive_marks.KINDS if kind in wanted and archive_marks.is_anywhere(content, kind)]
     return [*found, BURIED] if BURIED in wanted and has_buried(content) else found
 
 
@@ -233,7 +234,7 @@ def _is_volume_name(names: Collection[str]) -> bool:
 
 
 def _with_library(kind: str, content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
-    return more_archives.archive_members(content, kind, names, budget)
+    return more_archives.archive_members(content, kind, names, budget, is_at_start=kind_of(content) == kind)
 
 
 _OPENERS: dict[str, Callable[[bytes, Collection[str], Budget], Iterator[Member]]] = {

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import islice
 
+from bridge.service.analysis.content.archive_marks import WITHIN
 from bridge.service.analysis.content.decompression import GZIP_LEVELS, bzip2_members, gzip_members, xz_members
 from bridge.service.analysis.content.tar_archive import is_header, tar_members
 from bridge.service.analysis.content.unpacking import UNOPENED, BadArchive, Budget, Member
 
-WITHIN = 8 * 1024 * 1024  # bytes in which 7-Zip searches
 _MAX_FOUND = 20  # archives; programs open the first one
 _PLACE_WORK = 4096
 _MARK_WORK = 256  # for each mark, whatever is around it

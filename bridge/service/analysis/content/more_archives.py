@@ -16,10 +16,11 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from types import ModuleType
 from typing import Any
 
-from bridge.service.analysis.content.buried_archives import WITHIN
+from bridge.service.analysis.content import archive_marks
 from bridge.service.analysis.content.rar_headers import facts_of
 from bridge.service.analysis.content.unpacking import MAX_MEMBER, UNOPENED, BadArchive, Budget, CutOff, Member
 
@@ -45,8 +46,9 @@ _KNOWN_TO_ENGINES = frozenset({"rar", "7z", "cab", "iso", "cpio"})
 
 _BLOCK = 256 * 1024
 _MEMBER_WORK = 4096  # for each member: names are converted
-_MARKS = {"rar": b"Rar!\x1a\x07", "7z": b"7z\xbc\xaf\x27\x1c", "cab": b"MSCF\0\0\0\0"}  # after anything
-MARKED = tuple(_MARKS)
+_MAX_PLACES = 20  # where an archive may begin
+_PLACE_WORK = 16 * 1024  # for each of them, and
+_MAX_PLACE_WORK = 1024 * 1024  # at most this much for its bytes: most are not read
 _DESCRIPTORS = slice(0x8000, 0x8000 + 32 * 2048)  # of an ISO image
 _JOLIET = (b"%/@", b"%/C", b"%/E")  # a second tree of names, perhaps of other files
 _OUT_OF_MEMORY = 12  # ENOMEM
@@ -70,18 +72,43 @@ def library() -> ModuleType | None:
     return ffi  # type: ignore[no-any-return]
 
 
-def start_of(content: bytes, kind: str) -> int:
-    """Where an archive of this kind begins: after a program, or whatever precedes it. -1: nowhere."""
-    return content.find(_MARKS[kind], 0, WITHIN) if kind in _MARKS else 0
+def archive_members(
+    content: bytes, kind: str, names: Collection[str], budget: Budget, *, is_at_start: bool
+) -> Iterator[Member]:
+    """The files in it, wherever it begins. Raises TooMuch, and BadArchive if it is damaged.
 
-
-def archive_members(content: bytes, kind: str, names: Collection[str], budget: Budget) -> Iterator[Member]:
-    """The files in it. Raises TooMuch, and BadArchive if it is damaged."""
-    start = start_of(content, kind)
-    if start < 0 or library() is None:
+    Other programs open the first archive that they can read, so each place is tried until one can be read; behind a
+    mark that is no coincidence, even after that, because we read some archives that others refuse.
+    """
+    if library() is None:
         yield Member((), None, tags=(UNOPENED,))
         return
-    content = content[start:] if start else content
+    found = islice(archive_marks.places(content, kind), _MAX_PLACES + 1)
+    places = list(dict.fromkeys([0, *found] if is_at_start else found)) or [0]
+    is_long, is_bad = kind in archive_marks.LONG, False
+    for number, start in enumerate(places[:_MAX_PLACES]):
+        rest = content[start:] if start else content
+        budget.take_work(len(rest) if number == 0 else _PLACE_WORK + min(len(rest), _MAX_PLACE_WORK))
+        is_certain = number == 0 and (is_long or start == 0)
+        is_whole = True
+        try:
+            for member in _archive(rest, kind, names, budget):
+                is_whole = is_whole and not member.broken and UNOPENED not in member.tags
+                yield member if is_certain else replace(member, broken=False)
+        except BadArchive:
+            is_bad, is_whole = is_bad or is_certain, False
+            if not is_certain:
+                yield Member((), None, tags=(UNOPENED,))
+        if is_whole and not is_long:
+            break
+    else:
+        if len(places) > _MAX_PLACES:
+            yield Member((), None, tags=(UNOPENED,))
+    if is_bad:
+        raise BadArchive
+
+
+def _archive(content: bytes, kind: str, names: Collection[str], budget: Budget) -> Iterator[Member]:
     facts = facts_of(content)
     if facts.is_encrypted:
         yield Member((), None, encrypted=True)
@@ -95,6 +122,7 @@ def archive_members(content: bytes, kind: str, names: Collection[str], budget: B
     if kind == "iso":
         descriptors = content[_DESCRIPTORS]
         if any(mark in descriptors for mark in _JOLIET):
+            budget.take_work(len(content))
             yield from _members(content, kind, names, budget, b"iso9660:!joliet")
         if b"NSR0" in descriptors:  # UDF as well: perhaps other files
             yield Member((), None, tags=(UNOPENED,))
@@ -103,7 +131,6 @@ def archive_members(content: bytes, kind: str, names: Collection[str], budget: B
 def _members(content: bytes, kind: str, names: Collection[str], budget: Budget, options: bytes) -> Iterator[Member]:
     from libarchive.exception import ArchiveError
 
-    budget.take_work(len(content))
     count, is_known = 0, kind in _KNOWN_TO_ENGINES
     with _prepared(kind, options) as (ffi, archive, entry):
         try:
