@@ -25,6 +25,7 @@ from bridge.service.analysis.content.decompression import (
     xz_members,
 )
 from bridge.service.analysis.content.file_types import IMAGE, MEDIA, extensions_of, family_of, named_family
+from bridge.service.analysis.content.intel_hex import intel_hex_members, is_intel_hex
 from bridge.service.analysis.content.openpgp import BEGIN as OPENPGP
 from bridge.service.analysis.content.openpgp import is_message, openpgp_members
 from bridge.service.analysis.content.tar_archive import begins_as_plain_tar, is_tar, tar_members
@@ -153,6 +154,8 @@ def kinds_of(content: bytes, names: Collection[str]) -> list[str]:
         kinds.append("openpgp")
     if is_apple_file(content):
         kinds.append("apple")
+    if is_intel_hex(content):
+        kinds.append("ihex")
     # Archive programs search for the start of these, whatever precedes it, unless they open that as an archive.
     begins_with_own = _PLAIN_BEGINNINGS.get(kinds[0], _is_never_plain)(content)
     others = archive_marks.LONG if _is_only_picture(content, names) else _BEHIND
@@ -247,9 +250,12 @@ _OPENERS: dict[str, Callable[[bytes, Collection[str], Budget], Iterator[Member]]
     "tnef": tnef_members,
     "openpgp": openpgp_members,
     "apple": apple_members,
+    "ihex": intel_hex_members,
     BURIED: buried_members,
 }
 _OWN = frozenset(_OPENERS)
 _OPENERS |= {kind: partial(_with_library, kind) for kind in more_archives.KINDS}
 # They contain a single file, or are part of the mail: no nesting that deserves a tag.
-COMPRESSORS = frozenset({"gzip", "bzip2", "xz", "lzma", "tnef", "openpgp", "apple", BURIED}) | more_archives.SINGLE
+COMPRESSORS = (
+    frozenset({"gzip", "bzip2", "xz", "lzma", "tnef", "openpgp", "apple", "ihex", BURIED}) | more_archives.SINGLE
+)
