@@ -21,7 +21,7 @@ from bridge.runtime.ip import ip_in_link
 TYPOGRAPHIC = "\u2018-\u201f\u2039\u203a\u00ab\u00bb\u3001\u3008-\u3011\uff08\uff09\uff0c"  # in a pattern, in brackets
 WEB = frozenset({"http", "https"})
 _SPECIAL = WEB | {"ftp", "ws", "wss"}  # a host always follows these
-_AROUND = "".join(map(chr, range(0x21)))  # control characters and the space
+AROUND = "".join(map(chr, range(0x21)))  # control characters and the space
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]++):", re.IGNORECASE)  # more than a single letter, which would be a drive
 _SLASHES = re.compile(r"[/\\]*+")
 _AUTHORITY = re.compile(r"[^/\\?#]*+")
@@ -39,7 +39,7 @@ class Address(NamedTuple):
 
 def read(link: str, base: Address | None = None) -> Address | None:
     """Where it leads; None if it names no host. `base` completes a link without one (`<base href>`)."""
-    link = without_breaks(link.strip(_AROUND))
+    link = without_breaks(link.strip(AROUND))
     match = _SCHEME.match(link)
     scheme, start = (match[1].lower(), match.end()) if match else ("", 0)
     slashes = _SLASHES.match(link, start)
@@ -59,7 +59,7 @@ def read(link: str, base: Address | None = None) -> Address | None:
 
 def mailbox_host(link: str) -> str:
     """The host of a link to somebody at a server: `mailto:user@host`, `sip:user@host`; or ""."""
-    match = _SCHEME.match(link.strip(_AROUND))
+    match = _SCHEME.match(link.strip(AROUND))
     authority = _AUTHORITY.match(match.string, match.end()) if match else None
     return authority[0].rpartition("@")[2] if authority else ""
 

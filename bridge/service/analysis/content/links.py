@@ -181,7 +181,7 @@ class Links:
         if not ends and (word := _WORD_END.search(text, match.end(), stop)) is not None:
             stop = word.start()
         if stop > match.end() and (ends or text.find("@", match.end(), stop) >= 0):
-            self._add(without_breaks(text[match.start(1) : stop]))
+            self._add(without_breaks(text[match.start(1) : stop].rstrip(link_address.AROUND)))
 
     def add(self, link: str) -> None:
         """A link outside of any text, which is read as a whole; but something may follow it."""
