@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processor_time import fair_cpu_s
 from tests.service.container_kit import SCRIPT, ZIP, extracted, tags, tarred
 from tests.service.service_kit import EICAR
 
@@ -93,3 +94,26 @@ def test_a_sparse_file_in_a_tar_file_is_filled_up(tmp_path: Path) -> None:
     for form in ("gnu", "posix"):
         subprocess.run(["tar", "-cSf", "a.tar", f"--format={form}", "a.bin"], cwd=tmp_path, check=True)
         assert "malware:eicar" in tags((tmp_path / "a.tar").read_bytes(), "a.tar")
+
+
+def record(text: bytes) -> bytes:
+    """Of an extended header: the length includes its own digits."""
+    length = len(text) + 2
+    return b"%d %b\n" % (length + len(str(length + len(str(length)))), text)
+
+
+SPARSE = record(b"GNU.sparse.major=1") + record(b"GNU.sparse.minor=0")
+SPARSE_HEADERS = {
+    "records": tarred(("p", b"x", SPARSE + b"6 a=b\n" * 1_500_000), ("f", b"0", b"")),
+    "numbers of gaps": tarred(("p", b"x", SPARSE), ("f", b"0", b"4000000\n" + b"0\n" * 1_300_000)),
+    "links": tarred(*(("p", b"x", SPARSE), ("f", b"2", b"")) * 2000),
+    "headers of long names": tarred(("p", b"x", SPARSE), *(("f", b"K", b""),) * 2000),
+}
+
+
+@pytest.mark.parametrize("kind", SPARSE_HEADERS)
+def test_small_headers_of_a_sparse_file_kept_a_process_busy(kind: str) -> None:
+    """A mail of a kilobyte took a minute, because the standard library read them without any charge, or a crash."""
+    content, found = SPARSE_HEADERS[kind], []
+    assert fair_cpu_s(lambda: found.append(tags(gzip.compress(gzip.compress(content)), "a.tar.gz.gz"))) < 5
+    assert {"limit:archive-work", "limit:archive-method"} & found[0]

@@ -28,8 +28,11 @@ _ADLER = 65521  # what Adler-32 divides the sum of bytes by (RFC 1950 8.2)
 _SUM = re.compile(rb"[\0\s]*[0-7]|[\x80\xff+-]")  # the beginning of a number in any notation
 _PATHS = re.compile(rb"(?:(?<!\d)(\d{1,9})[ \t])?\b(?:path|GNU\.sparse\.name)=")  # and the record's length
 _SIZES = re.compile(rb"\bsize=[ \t+]*0*(\d{1,18})")
+_GAPS = re.compile(rb"\b(?:GNU\.sparse\.[a-z]++|size)=(?:\d{1,100}+(?!\d)|[^\d\n])*+\n")  # about a file with gaps
 _PATH_COST = 10  # work for each byte of a name that a record may have
 _SIZE_COST = 256  # work for each size that a member may have
+_RECORD_COST = 32  # work for each byte of records
+_GAP_COST = 128  # work for each byte that describes gaps
 _PLAIN_NUMBER = re.compile(rb" *[0-7]+[ \0]*|\0*")
 _PLAIN_SIZE = re.compile(rb"[0-7]{11}[ \0]")
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
@@ -124,7 +127,7 @@ class _Announced:
     names: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     is_resized: bool = False  # perhaps with a size that we cannot read
-    at: int = -1  # the first of these headers, if the member is sparse
+    gaps: bytes = b""  # records, if the member is sparse
 
 
 def tar_members(content: bytes, _names: Collection[str], budget: Budget) -> Iterator[Member]:
@@ -141,9 +144,10 @@ def tar_members(content: bytes, _names: Collection[str], budget: Budget) -> Iter
         expected = max(expected, header.end)
         is_cut_off |= header.start + header.size > len(content)
         if header.kind in (_LONG_NAME, _GLOBAL, *_EXTENDED):
-            budget.take_work(min(header.size, len(content)))
+            length, cost = min(header.size, len(content)), 1 if header.kind == _LONG_NAME else _RECORD_COST
             # Some programs forget what an earlier header said for all members; others do not.
             for announcement in (announced, for_all) if header.kind == _GLOBAL else (announced,):
+                budget.take_work(cost * length)
                 _announce(announcement, header, content, budget)
             yield from _members(content, header, _Announced(), _Announced(), is_disputed, budget)
         else:
@@ -188,7 +192,7 @@ def _announce(announced: _Announced, header: _Header, content: bytes, budget: Bu
     announced.sizes += [int(size) for size in _SIZES.findall(data)]
     announced.is_resized |= b"size" in data
     if b"GNU.sparse." in data:
-        announced.at = header.at
+        announced.gaps = b"".join(_record(match[0]) for match in _GAPS.finditer(data))
 
 
 def _members(
@@ -203,20 +207,48 @@ def _members(
         budget.take(len(data))
         if data or not (header.kind == _DIRECTORY or all(name.endswith("/") for name in names)):
             yield Member(names, data, is_disputed=is_disputed or len(sizes) > 1)
-    if header.kind == _SPARSE or announced.at >= 0:
-        yield _sparse(content, announced.at if announced.at >= 0 else header.at, names, budget)
+    if header.kind == _SPARSE or announced.gaps:
+        yield _sparse(content[header.at :], announced.gaps, names, budget)
 
 
-def _sparse(content: bytes, at: int, names: tuple[str, ...], budget: Budget) -> Member:
-    """A file with gaps, which extraction fills with zeros. Rare, so the standard library does it."""
-    stream = io.BytesIO(content)
-    stream.seek(at)
+def _record(text: bytes) -> bytes:
+    """With its length, which includes the length of the length."""
+    length = len(text) + 1
+    return b"%d %b" % (length + len(str(length + len(str(length)))), text)
+
+
+class _Described(io.BytesIO):
+    """A tar file for the standard library, which may read every header in it, and the same ones for each member."""
+
+    def __init__(self, content: bytes, budget: Budget) -> None:
+        super().__init__(content)
+        self._budget = budget
+        self.cost = _GAP_COST
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self._budget.take_work(self.cost * len(data))
+        return data
+
+
+def _sparse(content: bytes, gaps: bytes, names: tuple[str, ...], budget: Budget) -> Member:
+    """A file with gaps, which extraction fills with zeros. Rare, so the standard library does it.
+
+    Of what precedes its header, the library gets only records about the gaps: for others, it takes quadratic time.
+    """
+    budget.take_work(len(content))
+    if gaps:
+        extended = tarfile.TarInfo("gaps")
+        extended.type, extended.size = tarfile.XHDTYPE, len(gaps)
+        content = b"".join((extended.tobuf(tarfile.USTAR_FORMAT), gaps, bytes(-len(gaps) % _BLOCK), content))
+    stream = _Described(content, budget)
     try:
         with tarfile.TarFile(fileobj=stream) as archive:
             info = archive.next()
             source = archive.extractfile(info) if info is not None else None
+            stream.cost = 0
             data = _read(source, budget) if source is not None else b""
-    except (tarfile.TarError, OSError, ValueError, EOFError, IndexError, KeyError):
+    except (tarfile.TarError, OSError, ValueError, EOFError, IndexError, KeyError, RecursionError):
         return Member(names, None, limit="archive-method")
     return Member(names, data, is_disputed=True)
 
