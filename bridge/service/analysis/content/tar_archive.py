@@ -28,9 +28,10 @@ _ADLER = 65521  # what Adler-32 divides the sum of bytes by (RFC 1950 8.2)
 _SUM = re.compile(rb"[\0\s]*[0-7]|[\x80\xff+-]")  # the beginning of a number in any notation
 _PATHS = re.compile(rb"(?:(?<!\d)(\d{1,9})[ \t])?\b(?:path|GNU\.sparse\.name)=")  # and the record's length
 _SIZES = re.compile(rb"\bsize=[ \t+]*0*(\d{1,18})")
-_GAPS = re.compile(rb"\b(?:GNU\.sparse\.[a-z]++|size)=(?:\d{1,100}+(?!\d)|[^\d\n])*+\n")  # about a file with gaps
+_GAPS = re.compile(rb"\b(?:GNU\.sparse\.[a-z]++|size)=(?:\d{1,100}+(?!\d)|[^\d\n])*\n")  # about a file with gaps
 _PATH_COST = 10  # work for each byte of a name that a record may have
 _SIZE_COST = 256  # work for each size that a member may have
+_BLOCK_COST, _SUM_COST = 256, 1024  # work for each block, without and with what may be the sum of its bytes
 _RECORD_COST = 32  # work for each byte of records
 _GAP_COST = 128  # work for each byte that describes gaps
 _PLAIN_NUMBER = re.compile(rb" *[0-7]+[ \0]*|\0*")
@@ -134,6 +135,7 @@ def tar_members(content: bytes, _names: Collection[str], budget: Budget) -> Iter
     announced, for_all = _Announced(), _Announced()
     at, expected, is_broken, is_cut_off = 0, 0, False, False
     while at + _BLOCK <= len(content):
+        budget.take_work(_SUM_COST if _SUM.match(content, at + 148, at + 156) else _BLOCK_COST)
         if not is_header(content, at):
             is_broken |= at == expected and any(content[at : at + _BLOCK])
             at += _BLOCK
