@@ -109,8 +109,12 @@ class Budget:
 
     def take_text(self, text: bytes) -> None:
         """Decode a text, or look for files in it."""
-        begins = text.lower().count(b"begin")
-        self.take(_BYTE * len(text) + _LINE * text.count(b"\n") + _PADDING * text.count(b"=") + _BEGIN * begins)
+        self.take(_BYTE * len(text) + _LINE * text.count(b"\n") + _PADDING * text.count(b"="))
+        self.take_begins(text)
+
+    def take_begins(self, text: bytes) -> None:
+        """Look only for files that mark their beginning."""
+        self.take(_BEGIN * text.lower().count(b"begin"))
 
     def take_escapes(self, text: bytes) -> None:
         """Decode quoted-printable in a text, only to look for fields in it."""

@@ -40,6 +40,7 @@ EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-" + b"STANDARD-ANTIVIRUS-TEST-FILE!
 GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-" + b"STANDARD-ANTI-UBE-TEST-EMAIL*C.34X"
 
 NAME_COST = 1024  # work for each name of a file: an archive may give it thousands
+GUESS_COST = 16_384  # work for each file without a name, however short it is
 LINK_COST = 256  # work for each link that a document gives: it may have thousands
 READING_COST = 100  # work for each byte that is read in every way
 MAX_AFTER = 64  # bytes that a delimiter decodes to
@@ -388,6 +389,7 @@ class FileInspector(ABC):
                 self.budget.take_work(READING_COST * len(content))
             self.hidden(content, nesting, is_text=is_certain)
             return
+        self.reading.take_begins(content)
         with self.in_doubt(is_in_text=True):
             self.decoded_files(encodings.embedded(b"\n" + content), nesting)
 
@@ -395,6 +397,7 @@ class FileInspector(ABC):
         """Files in text, without names."""
         for file in files:
             self.budget.take(len(file))
+            self.budget.take_work(GUESS_COST)
             self.signatures(file)
             self.show(file, ())
             with self.in_doubt(is_in_text=False):

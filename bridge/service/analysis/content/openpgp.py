@@ -26,6 +26,7 @@ _COMPRESSED, _LITERAL = 8, 11
 _FIRST = {2: b"\3\4\5\6", 4: b"\3\6", _COMPRESSED: b"\1\2\3", 10: b"P", _LITERAL: b"btu"}
 _MAX_DEPTH = 10
 _PACKET_COST = 256  # work for each packet, and each part of one
+_ARMOUR_COST = 4096  # work for each armour, however short it is
 _MAX_DOUBTS = 50
 
 
@@ -60,7 +61,7 @@ def _armours(content: bytes, budget: Budget) -> Iterator[bytes]:
         data = blank.end() if blank else len(content)
         padding = content.find(b"=", data) + 1 or len(content)
         end = max(padding, following if following >= 0 else len(content))
-        budget.take_work(end - start)
+        budget.take_work(_ARMOUR_COST + end - start)
         yield content[start:end]
         start = following
 
