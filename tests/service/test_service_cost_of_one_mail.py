@@ -171,8 +171,20 @@ def test_small_files_that_take_many_steps_kept_a_process_busy(kind: str) -> None
 # Compressed twice: less than a kilobyte each.
 MANY_SMALL_FILES = {
     "files in a property list": ("a.webarchive", b"<?xml version='1.0'?><plist>", b"<data>QUJD</data>", 25_000),
-    "OpenPGP messages": ("a.asc", b"", b"-----BEGIN PGP MESSAGE-----\n\nAAAA\n=\n", 120_000),
+    "OpenPGP messages": ("a.asc", b"", b"-----BEGIN PGP MESSAGE-----\n\nAAAA\n=\n", 60_000),
     "words of uuencode": ("a.txt", b"", b"begin\na\n", 200_000),
+    "words of PDF": ("a.pdf", b"%PDF-1.4\n", b"stream\n", 1_500_000),
+    "escapes in names of PDF": ("a.pdf", b"%PDF-1.4\n1 0 obj<<", b"/#41#42", 1_200_000),
+    "escapes in a PDF string": ("a.pdf", b"%PDF-1.4\n1 0 obj<</URI(", b"\\101", 2_500_000),
+    "the same link of a document": ("a.rels", b"<w>", b"<Relationship Target='http://a/'/>", 120_000),
+    "marks of tags": ("a.rels", b"<?xml version='1.0'?>", b"<", 18_000_000),
+    "attributes of a TNEF file": ("winmail.dat", b'x\x9f>"\0\0', b"\1\x0f\x80\6\0\1\0\0\0aa\0", 300_000),
+    "properties of a TNEF file": (
+        "winmail.dat",
+        b'x\x9f>"\0\0',
+        b"\2\5\x90\6\0\x0c\0\0\0\1\0\0\0\3\0\1\0\0\0\0\0\4\0",
+        150_000,
+    ),
 }
 
 

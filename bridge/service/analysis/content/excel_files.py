@@ -43,7 +43,7 @@ _MACRO_ROOT = re.compile(r"[<:]macrosheet[\s/>]")
 _FORMULA_TEXT = re.compile(r"<(?:[^\s<>:/]++:)?f(?:\s[^<>]*+)?>([^<]++)")
 _FORMULA_ELEMENTS, _FORMULA_MARKS = frozenset({"macrosheet", "f"}), ("macrosheet", "<f", ":f")
 _ADDRESS_MARKS = ("&", "//", "\\\\")
-_FORMULA_WORK = 200  # for each that is kept
+_TAG_WORK, _FORMULA_WORK = 16, 200  # for each tag, and each formula that is kept
 _JOINT = re.compile(r'"\s*+&\s*+"')
 # What precedes the formula in a record of MS-XLSB: BrtFmlaNum, BrtFmlaBool, BrtFmlaError, BrtArrFmla and BrtShrFmla
 _BEFORE_FORMULA = {9: 18, 10: 11, 11: 11, 426: 17, 427: 16}
@@ -145,6 +145,7 @@ def sheet(content: bytes, text: str, names: tuple[str, ...], budget: Budget) -> 
     """Of a part and its text. Formulas may be within CDATA sections, and have comments in between."""
     is_macro = _MACRO_ROOT.search(text) is not None or any(map(_MACRO_PART.search, names))
     formulas = []
+    budget.take_work(_TAG_WORK * text.count("<"))
     for match in _FORMULA_TEXT.finditer(text):
         if any(mark in match[1] for mark in _ADDRESS_MARKS):
             budget.take_work(_FORMULA_WORK)

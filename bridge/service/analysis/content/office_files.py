@@ -53,7 +53,7 @@ _TEXT_WORK, _MARK_WORK = 8, 100  # for each byte of such a document, and each be
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 # In all patterns for XML, nothing goes beyond the next `<`, so that nothing is looked at twice.
 _RELATION = re.compile(r"<(?:[^\s<>/:]*+:)?Relationship\s([^<>]*+)")
-_RELATION_WORK = 1200  # for each
+_RELATION_WORK = 2400  # for each, even if it is the same
 _ADDRESS_WORK = 2500  # for each that is read
 _TAG_WORK = 50  # for each tag, each time a pattern is searched for
 _FIELD_WORK = 30  # for each character in a field or an address
@@ -291,8 +291,8 @@ def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[
     tags = set(excel_files.tags_of_text_part(text, sheet)) | set(excel_files.tags_of_names(found.defined))
     links: dict[str, None] = {}
     written = _found(_RELATION, ("Relationship",), text, budget)
-    for relation in dict.fromkeys((*found.relations, *(_relation(match[1]) for match in written))):
-        budget.take_work(_RELATION_WORK + _FIELD_WORK * len(relation.target))
+    for relation in dict.fromkeys((*found.relations, *(_relation(match[1], budget) for match in written))):
+        budget.take_work(_TAG_WORK + _FIELD_WORK * len(relation.target))
         tags.update(_tags_of_relation(relation))
         if relation.is_external:
             links[relation.target] = None
@@ -338,7 +338,8 @@ def _found(pattern: re.Pattern[str], marks: tuple[str, ...], text: str, budget: 
         yield from pattern.finditer(text)
 
 
-def _relation(written: str) -> Relation:
+def _relation(written: str, budget: Budget) -> Relation:
+    budget.take_work(_RELATION_WORK)
     about = unescaped(written)
     is_external = re.search(r"TargetMode\s*+=\s*+[\"']External", about) is not None
     return Relation(_attribute(about, "Type"), _attribute(about, "Target"), is_external)

@@ -28,6 +28,8 @@ _HEAD = 1024  # bytes in which viewers look for the beginning
 _STREAM_WORK = 4096  # for an object stream, however short, and
 _OBJECTS_WORK = 3  # for each byte of it, which several patterns search
 _FOUND_WORK = 500  # for each stream and each string, however short
+_WORD_WORK = 200  # for each word that may begin a stream
+_ESCAPE_WORK = 128  # for each escape in a string, and each byte that may begin one in a name
 _READ_AGAIN = 20  # work for each byte before a word `stream` within another stream
 _NO_CONTENT = 16  # bytes of a stream that may be those of an empty file
 _REWRITING = 20  # work for each byte that pikepdf reads and writes
@@ -91,6 +93,7 @@ class _Document:
         self._objects = Objects(content, budget)
         self._streams: list[Stream] = []
         end = 0
+        budget.take_work(_WORD_WORK * content.count(b"stream") + _ESCAPE_WORK * content.count(b"#"))
         for stream in streams(content, self._objects):
             budget.take_work(_FOUND_WORK + (_READ_AGAIN if stream.early <= end else 1) * len(stream.about))
             end = stream.end
@@ -225,6 +228,7 @@ def _strings(found: _Text, budget: Budget) -> Iterator[tuple[str, str]]:
         (key, before), value = found.keys.get(match.start(), ("", 0)), match[1]
         if before or (key and text[match.end() : match.end() + 1] == b"("):
             value = _balanced(text, match.start(1) - before, budget) or value
+        budget.take_work(_ESCAPE_WORK * value.count(b"\\"))
         yield key, _as_text(_ESCAPE.sub(_unescaped, value) if b"\\" in value else value)
     for match in _HEX_STRING.finditer(text):
         yield found.keys.get(match.start(), ("", 0))[0], _as_text(from_hex(match[1]))

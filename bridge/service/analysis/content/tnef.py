@@ -29,7 +29,7 @@ _NAMES = frozenset({0x3707, 0x3704, 0x370D, 0x3708, 0x3001, 0x370C})
 _STRING, _UNICODE, _BINARY, _OBJECT = 0x1E, 0x1F, 0x102, 0x0D
 _FIXED = {0x02: 4, 0x03: 4, 0x04: 4, 0x05: 8, 0x06: 8, 0x07: 8, 0x0A: 4, 0x0B: 4, 0x14: 8, 0x40: 8, 0x48: 16}
 _MULTIPLE, _FIRST_NAMED = 0x1000, 0x8000
-_VALUE_COST = 256  # work for each attribute and each value, however short
+_VALUE_COST = 1024  # work for each attribute, property and value, however short
 _RTF_COST = 100  # work for each byte of compressed text
 _INTERFACE = 16  # bytes for the type before an object's content
 _LIKELY = re.compile(rb"[\x1e\x1f]\0[\x04\x07]\x37|(?:\x02\x01|\x0d\0)\x01\x37")  # a name or the data of an attachment
@@ -86,7 +86,7 @@ def _read_attribute(attachment: _Attachment, kind: int, content: bytes, start: i
         for match in _LIKELY.finditer(content, start, end):
             _read_likely(attachment, content, match.start(), end, budget)
         try:
-            for tag, first, last in _properties(content, start, end):
+            for tag, first, last in _properties(content, start, end, budget):
                 budget.take_work(_VALUE_COST)
                 _read_property(attachment, tag, content, first, last)
         except (struct.error, IndexError):
@@ -94,10 +94,11 @@ def _read_attribute(attachment: _Attachment, kind: int, content: bytes, start: i
     return True
 
 
-def _properties(content: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+def _properties(content: bytes, at: int, end: int, budget: Budget) -> Iterator[tuple[int, int, int]]:
     """The tag and place of each value of variable length. Raises struct.error and IndexError."""
     count, at = _number(content, at, end)
     for _ in range(count):
+        budget.take_work(_VALUE_COST)
         tag, at = _number(content, at, end)
         if tag >> 16 >= _FIRST_NAMED:
             at = _after_name(content, at, end)
