@@ -26,7 +26,7 @@ _NAME_COST = 16  # work for each byte of the names, with each content
 _BINARY_HEADER = 128  # bytes, of MacBinary
 _MAX_NAME = 63
 _LIST, _LIST_START = b"<plist", 2048  # how a property list says what it is, and bytes in which it usually does
-_XML = re.compile(rb"[\s\0\xef\xbb\xbf\xfe\xff]*+<")  # perhaps in UTF-16 or UTF-32
+_BLANK = b" \t\n\r\v\f\0\xef\xbb\xbf\xfe\xff"  # what precedes XML, perhaps in UTF-16 or UTF-32
 _DATA = re.compile(rb"<data[^<>]*+>([^<]*+)<")
 
 
@@ -62,9 +62,10 @@ def is_property_list(content: bytes) -> bool:
     start = content[:_LIST_START].replace(b"\0", b"")
     if _LIST in start:
         return True
-    if len(content) <= _LIST_START or _XML.match(content) is None:
+    first = content.find(b"<")
+    if len(content) <= _LIST_START or first < 0 or content[:first].translate(None, _BLANK):
         return False
-    return _LIST in content or (len(start) < _LIST_START and _LIST in content.replace(b"\0", b""))
+    return _LIST in content or (len(start) < _LIST_START and _LIST in content.translate(None, b"\0"))
 
 
 def data_in_list(content: bytes) -> Iterator[bytes]:

@@ -75,9 +75,10 @@ class Facts:
 
 def is_likely(content: bytes) -> bool:
     """A quick test: most XML has nothing of interest."""
-    if b"<" not in content[:_START] and content.lstrip(_BLANK)[:1] != b"<":
+    first = content.find(b"<")
+    if first < 0 or (first >= _START and content[:first].translate(None, _BLANK)):
         return False
-    text = content.replace(b"\0", b"") if b"\0" in content[:_START] else content
+    text = content.translate(None, b"\0") if b"\0" in content[:_START] else content
     return _SHEET_MARK in text or _has_element(text)
 
 
