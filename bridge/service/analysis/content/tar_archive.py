@@ -24,7 +24,7 @@ _OCTAL = re.compile(rb"[\0\s]*([0-7]+)")
 _MAY_BE_SUM = bytes(byte in b"\0\t\n\v\f\r 01234567+-\x80\xff" for byte in range(256))  # its first byte
 _LOW = bytes(range(128))
 _SMALLEST_SUM = 8 * 32  # the spaces alone
-_ADLER = 65521  # what Adler-32 divides the sum of bytes by (RFC 1950 8.2)
+_EXACT = 256  # bytes whose sum is less than 65521, which Adler-32 divides it by (RFC 1950 8.2)
 _SUM = re.compile(rb"[\0\s]*[0-7]|[\x80\xff+-]")  # the beginning of a number in any notation
 _PATHS = re.compile(rb"(?:(?<!\d)(\d{1,9})[ \t])?\b(?:path|GNU\.sparse\.name)=")  # and the record's length
 _SIZES = re.compile(rb"\bsize=[ \t+]*0*(\d{1,18})")
@@ -84,10 +84,9 @@ def is_header(content: bytes, at: int, at_least: int = 0) -> bool:
         return False
     rest = block[:148] + b" " * 8 + block[156:]
     signed = expected + 256 * len(rest.translate(None, _LOW))
-    remainder = (zlib.adler32(rest) & 0xFFFF) - 1  # of the sum: a quick test, because a file may have many such blocks
-    if remainder not in (expected % _ADLER, signed % _ADLER):
-        return False
-    return sum(rest) in (expected, signed)
+    # Adler-32 begins with 1 and is exact for 256 bytes. It is quick, and a file may have many such blocks.
+    total = sum((zlib.adler32(half) & 0xFFFF) - 1 for half in (rest[:_EXACT], rest[_EXACT:]))
+    return total in (expected, signed)
 
 
 def _number(raw: bytes) -> int | None:
