@@ -10,9 +10,12 @@ import zlib
 import pytest
 
 from bridge.mail.message import Spool
+from bridge.mime.structure import TooMuch
 from bridge.service.analysis.content import office_xml
 from bridge.service.analysis.content.apple_files import is_property_list
 from bridge.service.analysis.content.links import NeedsProcess
+from bridge.service.analysis.content.pictures import picture_members
+from bridge.service.analysis.content.unpacking import Budget
 from bridge.service.analysis.findings import Inspection
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.job import StoredMail
@@ -249,3 +252,11 @@ def test_zeros_in_a_small_archive_were_stripped_one_by_one() -> None:
     content = bytes(10_000_000) + b"<"
     assert fair_cpu_s(lambda: is_property_list(content), 3) < 0.1
     assert fair_cpu_s(lambda: office_xml.is_likely(content), 3) < 0.05
+
+
+def test_empty_segments_of_a_jpeg_picture_kept_a_process_busy() -> None:
+    """Pillow reads each of them: 600 bytes of mail with five million took half a minute."""
+    pytest.importorskip("PIL")
+    content = b"\xff\xd8" + b"\xff\xe1\0\2" * 400_000
+    with pytest.raises(TooMuch, match="archive-work"):
+        list(picture_members(content, Budget()))

@@ -23,6 +23,8 @@ MIN_SIDE = 42  # a code has at least 21 modules, and cameras need two pixels for
 MAX_FRAMES = 20  # of an animation; with more, it gets the tag for unread pictures
 _FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP")
 _MAGIC = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF")
+_SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xda-\xfe]")  # of JPEG: never in the data of a picture
+_SEGMENT_WORK = 1024  # for each
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,30}:[/\\]|https?:", re.IGNORECASE)
 _HOST = re.compile(r"(?:www\.|[a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63}){0,5}\.[a-z]{2,24}(?:[/?#:]|\Z))", re.IGNORECASE)
 
@@ -44,6 +46,9 @@ def picture_members(content: bytes, budget: Budget) -> Iterator[Member]:
     """A member without content for the links in its codes."""
     from PIL import Image, ImageFile
 
+    if content.startswith(b"\xff\xd8"):
+        for _ in _SEGMENT.finditer(content):
+            budget.take_work(_SEGMENT_WORK)
     ImageFile.LOAD_TRUNCATED_IMAGES = True  # browsers show what there is, and ignore checksums of texts
     try:
         with warnings.catch_warnings():
