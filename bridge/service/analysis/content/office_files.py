@@ -53,7 +53,7 @@ _TEXT_WORK, _MARK_WORK = 8, 100  # for each byte of such a document, and each be
 _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 # In all patterns for XML, nothing goes beyond the next `<`, so that nothing is looked at twice.
 _RELATION = re.compile(r"<(?:[^\s<>/:]*+:)?Relationship\s([^<>]*+)")
-_RELATION_WORK = 2400  # for each, even if it is the same
+_RELATION_WORK = 1600  # for each, even if it is the same
 _ADDRESS_WORK = 2500  # for each that is read
 _TAG_WORK = 50  # for each tag, each time a pattern is searched for
 _FIELD_WORK = 30  # for each character in a field or an address

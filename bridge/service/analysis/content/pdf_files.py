@@ -42,7 +42,7 @@ _KEY_WORK = 100
 _PARENTHESES = re.compile(rb"\(++")
 _FORM_SCRIPT = re.compile(rb"<(?:script|[^\s<>/:]++:script)([^<]*+)", re.IGNORECASE)
 _ATTRIBUTES = re.compile(rb"""[^>"']*+(?:(?:"[^"]*+"|'[^']*+')[^>"']*+)*""")
-_SCRIPT_WORK = 3  # for each byte of a script or a form
+_SCRIPT_WORK, _ATTRIBUTES_WORK = 3, 6  # for each byte of a script or a form; of what may be attributes in a form
 _STRING = re.compile(rb"\(((?:[^()\\]|\\.)++)", re.DOTALL)  # to the end: a long user name may precede a host
 _HEX_STRING = re.compile(rb"<([0-9a-fA-F\s\0]{8,}+)>")
 _LONGEST_STRING = 64 * 1024  # bytes, of those with parentheses: a host may follow a long user name
@@ -195,7 +195,7 @@ def _looks_like_objects(data: bytes) -> bool:
 def _has_script(form: bytes, budget: Budget) -> bool:
     """Whether an element `script` says that it is JavaScript: there are other languages."""
     for match in _FORM_SCRIPT.finditer(form.replace(b"\0", b"")):  # of UTF-16
-        budget.take_work(_KEY_WORK + _SCRIPT_WORK * len(match[1]))
+        budget.take_work(_KEY_WORK + _ATTRIBUTES_WORK * len(match[1]))
         attributes = _ATTRIBUTES.match(match[1]).group()  # type: ignore[union-attr]  # (it matches nothing, too)
         if "javascript" in html.unescape(attributes.decode("latin-1")).lower():
             return True

@@ -28,7 +28,8 @@ _EXACT = 256  # bytes whose sum is less than 65521, which Adler-32 divides it by
 _SUM = re.compile(rb"[\0\s]*[0-7]|[\x80\xff+-]")  # the beginning of a number in any notation
 _PATHS = re.compile(rb"(?:(?<!\d)(\d{1,9})[ \t])?\b(?:path|GNU\.sparse\.name)=")  # and the record's length
 _SIZES = re.compile(rb"\bsize=[ \t+]*0*(\d{1,18})")
-_GAPS = re.compile(rb"\b(?:GNU\.sparse\.[a-z]++|size)=(?:\d{1,100}+(?!\d)|[^\d\n])*\n")  # about a file with gaps
+_GAPS = re.compile(rb"\b(?:GNU\.sparse\.[a-z]++|size)=")  # in a record about a file with gaps
+_LONG_NUMBER = re.compile(rb"(?<!\d)\d{101}")
 _PATH_COST = 10  # work for each byte of a name that a record may have
 _SIZE_COST = 256  # work for each size that a member may have
 _BLOCK_COST, _SUM_COST = 256, 1024  # work for each block, without and with what may be the sum of its bytes
@@ -193,7 +194,13 @@ def _announce(announced: _Announced, header: _Header, content: bytes, budget: Bu
     announced.sizes += [int(size) for size in _SIZES.findall(data)]
     announced.is_resized |= b"size" in data
     if b"GNU.sparse." in data:
-        announced.gaps = b"".join(_record(match[0]) for match in _GAPS.finditer(data))
+        announced.gaps = b"".join(_records_of_gaps(data))
+
+
+def _records_of_gaps(data: bytes) -> Iterator[bytes]:
+    for line in data.split(b"\n")[:-1]:
+        if (found := _GAPS.search(line)) and not _LONG_NUMBER.search(line, found.end()):
+            yield _record(line[found.start() :] + b"\n")
 
 
 def _members(
