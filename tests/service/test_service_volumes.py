@@ -14,6 +14,7 @@ import pytest
 
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
+from tests.requirements import library
 from tests.service.container_kit import decision, entry, local, tags, with_directory
 from tests.service.service_kit import attached
 from tests.service.test_service_forgiving_programs import FORGIVEN, TEXT
@@ -59,7 +60,7 @@ def test_data_that_others_read_is_held_in_volumes_too() -> None:
 
 @pytest.mark.parametrize("method", [("Deflate64",), ("Swap2", "LZMA"), ("ARM64", "LZMA"), ("RISCV", "LZMA"), ("BCJ2",)])
 def test_methods_that_the_library_does_not_know_counted_as_damage(method: tuple[str, ...], tmp_path: Path) -> None:
-    pytest.importorskip("libarchive")
+    library("libarchive", "archives")
     try:
         files = made(tmp_path, "7z", "a", *(f"-m{number}={name}" for number, name in enumerate(method)), "o.7z")
     except subprocess.CalledProcessError:
