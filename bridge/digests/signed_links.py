@@ -1,4 +1,4 @@
-"""Links in digests: whoever holds one may do one thing, with one recipient's copy of one mail, until it expires.
+"""Links in digests: each allows its holder one action on one recipient's copy of one mail, until it expires.
 
 Nothing is stored for a link. It carries the action, its expiry, the mail's id and the recipient, and a message
 authentication code over all of it. The key file has one key per line: the first one signs, all of them verify, so that

@@ -21,12 +21,12 @@ from bridge.events.direct import DirectFile
 from bridge.events.event import Event, of_mail, types_of
 from bridge.events.outbox import Entry, Limit, Outbox, OutboxError
 from bridge.filter.outcome import Record
+from bridge.mail.envelope import memory_weight
 from bridge.observe.redaction import FULL, Redaction
 
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 10_000  # reports in memory; twenty recipients weigh as much as a report
-_RECIPIENTS_OF_REPORT = 20
 _BATCH = 500  # reports in one transaction
 _BATCH_S = 0.2
 _LONGEST_PAUSE_S = 5.0
@@ -38,8 +38,7 @@ OnLost = Callable[[str, str, int], None]  # sink, reason, number
 
 
 def _weight(report: Record | Event) -> int:
-    """A mail may have a thousand recipients, which take a megabyte."""
-    return 1 if isinstance(report, Event) else 1 + len(report.tx.envelope.recipients) // _RECIPIENTS_OF_REPORT
+    return 1 if isinstance(report, Event) else memory_weight(len(report.tx.envelope.recipients))
 
 
 @dataclass(frozen=True, slots=True)

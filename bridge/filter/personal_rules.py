@@ -96,7 +96,7 @@ class PersonalLists:
         return False
 
     def may_miss(self, recipient: str) -> bool:
-        """Whether a mail server may take this recipient for another one, who has entries; those would not be found.
+        """Whether a mail server may take this recipient for someone else, whose entries would then be missed.
 
         A name without a domain, or in one that is completed or means whatever that host takes, may be that of anyone
         with this local part.

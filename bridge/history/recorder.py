@@ -27,13 +27,13 @@ from bridge.history.rows import row_of
 from bridge.history.store import HistoryError, HistoryStore
 from bridge.intake.refused_client import RefusedClient
 from bridge.mail.action import Action
+from bridge.mail.envelope import RECIPIENTS_PER_WEIGHT, memory_weight
 from bridge.mail.transaction import new_id
 from bridge.observe.redaction import FULL, Redaction
 
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 20_000  # rows of one process in memory, about 25 MB; twenty recipients weigh as much as a row
-_RECIPIENTS_OF_ROW = 20
 MAX_REFUSALS_PER_S = 50  # rows of one process for refusals before the content; further ones are summed by client
 MAX_SUMS = 50  # rows of one batch for clients; further ones are summed together
 MAX_DEFERRED = 10_000  # mails that may come again
@@ -70,10 +70,6 @@ _NO_ROW = Row(0.0, "", "", "", "", "", "", 0, "", "", "", "", 0.0, 0.0, 0.0, "",
 # Listener, stage, client, sender, rule. The sender is None where refusals of several senders share a row.
 _SumKey = tuple[str, str, str | None, str | None, str]
 _OTHERS = ""  # instead of a client: further ones, which share a row
-
-
-def _weight(more_recipients: int) -> int:
-    return 1 + max(0, more_recipients) // _RECIPIENTS_OF_ROW
 
 
 @dataclass(slots=True)
@@ -154,7 +150,7 @@ class Recorder:
             self._count("overflow", 1)
             return
         recipients = len(record.tx.envelope.recipients)
-        self._added += 1 if recipients <= _RECIPIENTS_OF_ROW else _weight(recipients - 1)
+        self._added += 1 if recipients <= RECIPIENTS_PER_WEIGHT else memory_weight(recipients)
         self._waiting.append((now, record, self._attempt(record, now)))
 
     def note_refusal(self, listener: str, refusal: RefusedClient) -> None:
@@ -262,7 +258,7 @@ class Recorder:
             except Exception:  # one mail must not stop the history of all others
                 log.exception("history: no entry could be created for mail %s", record.tx.id)
                 self._count("failed", 1)
-                self._removed += _weight(len(record.tx.envelope.recipients) - 1)
+                self._removed += memory_weight(len(record.tx.envelope.recipients))
             waiting.popleft()
         if self._sums:
             with self._sums_lock:
@@ -339,7 +335,7 @@ class Recorder:
         self._written(len(rows) - len(again), len(rows) - len(refused))
 
     def _written(self, taken: int, written: int) -> None:
-        self._removed += sum([1 + row.recipients.count("\n") // _RECIPIENTS_OF_ROW for _, row in self._rows[:taken]])
+        self._removed += sum([1 + row.recipients.count("\n") // RECIPIENTS_PER_WEIGHT for _, row in self._rows[:taken]])
         del self._rows[:taken]
         self._count("written", written)
 

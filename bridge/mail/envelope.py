@@ -12,6 +12,7 @@ from bridge.runtime.value import value
 # ORCPT, this is enough for addresses of a hundred characters.
 MAX_RECIPIENT_AVERAGE = 256
 _FEW = 1000  # recipients: a lower limit on their number leaves as much room
+RECIPIENTS_PER_WEIGHT = 20
 
 
 @value
@@ -46,3 +47,8 @@ class Envelope:
 def max_recipient_bytes(max_recipients: int) -> int:
     """How many bytes the recipients of one mail may have; one that exceeds it is still taken."""
     return MAX_RECIPIENT_AVERAGE * max(max_recipients, _FEW)
+
+
+def memory_weight(recipients: int) -> int:
+    """How much a mail counts for while it waits in memory to be recorded: a thousand recipients take a megabyte."""
+    return 1 + max(0, recipients - 1) // RECIPIENTS_PER_WEIGHT

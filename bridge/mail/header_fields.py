@@ -82,7 +82,7 @@ def _read_clean(head: bytes) -> Iterator[Field]:
 
 
 def field_places(head: bytes, names: Collection[bytes], most: int | None = None) -> dict[bytes, list[tuple[int, int]]]:
-    """Where the fields of these names, given in lower case, begin and end. `most`: no more than so many."""
+    """Where the fields of these names, given in lower case, begin and end. `most`: the maximum number of fields."""
     found: dict[bytes, list[tuple[int, int]]] = defaultdict(list)
     position = 0
     any_name = b"|".join(map(re.escape, sorted(names)))

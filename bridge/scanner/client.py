@@ -306,8 +306,8 @@ class Scanner:
     def _free_slots_of(self, host: Host) -> None:
         """Give up the late scans of a frozen host: they would occupy slots for as long as a scan may take.
 
-        Not while all hosts are silent: with free slots, more mail would wait for them in vain; without them, it is
-        refused at MAIL.
+        Not while all hosts are silent: with free slots, more mail would wait for an answer that never comes; without
+        them, it is refused at MAIL.
         """
         if host.awaited and host.is_lost and not all(other.silent for other in self.hosts):
             log.warning(

@@ -229,7 +229,7 @@ class Call:
     async def audit_stranger(
         self, action: str, *, detail: str = "", result: str = audit_log.REFUSED, name: str
     ) -> None:
-        """For somebody who has not signed in and has no valid link. `name`: the one that was typed."""
+        """For a visitor who has not signed in and has no valid link. `name`: the one that was typed."""
         self.has_audited = True
         write = self.sources.audit.write_stranger
         await self.run(write, self.address, action, detail=detail, result=result, name=f"user {name}", pages=PAGES)

@@ -149,7 +149,7 @@ def test_punycode_agrees_with_the_codec(label: str) -> None:
 @pytest.mark.parametrize(
     "domain",
     [
-        "\u00fc" * 300_000,
+        "\u00fc" * 1_000_000,
         ".\u00fc" * 1000,
         "\u2026\u00fc" * 1000,
         "\u0378\u00fc." * 600,

@@ -149,7 +149,7 @@ class FileInspector(ABC):
 
     @contextmanager
     def in_doubt(self, *, is_in_text: bool) -> Iterator[None]:
-        """For files that only some programs find; or none that offers them as attachments, but in a text."""
+        """For files that only some programs find, or that no program offers as attachments: those in a text."""
         before = self.is_guess, self.is_in_text
         self.is_guess, self.is_in_text = True, self.is_in_text or is_in_text
         try:
@@ -158,7 +158,7 @@ class FileInspector(ABC):
             self.is_guess, self.is_in_text = before
 
     def damage(self, *, is_cut_off: bool) -> None:
-        """Of what is cut off, as archives in bounces are, no program can read more."""
+        """Record it. No program can read more of an archive that is only cut off, as those in bounces are."""
         self.is_damaged = True
         self.is_refused |= not is_cut_off
         if not self.is_guess:  # else `file` decides
@@ -224,6 +224,7 @@ class FileInspector(ABC):
         return known
 
     def open_file(self, content: bytes, names: Collection[str], nesting: int) -> None:
+        """A document may contain pieces of archives: if these are damaged, the document itself is not."""
         if archives.is_other_file(content, names) and not self.is_guess:
             with self.in_doubt(is_in_text=False):
                 self.open_archive(content, names, nesting)
@@ -237,6 +238,7 @@ class FileInspector(ABC):
                 self.document(content, kind, names, nesting)
 
     def open_archive(self, content: bytes, names: Collection[str], nesting: int) -> None:
+        """As every kind of archive that some program opens it as."""
         is_doubtful, is_opened = False, False
         kinds = archives.kinds_of(content, names)
         for number, kind in enumerate(kinds):
@@ -478,5 +480,7 @@ class FileInspector(ABC):
         if nesting >= self.budget.depth:
             raise TooMuch("archive-depth")
         before, self.is_enclosed = self.is_enclosed, True
-        self.mail(content, nesting + 1)
-        self.is_enclosed = before
+        try:
+            self.mail(content, nesting + 1)
+        finally:
+            self.is_enclosed = before

@@ -77,8 +77,8 @@ def archive_members(
 ) -> Iterator[Member]:
     """The files in it, wherever it begins. Raises TooMuch, and BadArchive if it is damaged.
 
-    Other programs open the first archive that they can read, so each place is tried until one can be read; behind a
-    mark that is no coincidence, even after that, because we read some archives that others refuse.
+    Other programs open the first archive that they can read, so each place is tried until one can be read; for a
+    mark that is no coincidence, the others are tried as well, because we read some archives that others refuse.
     """
     if library() is None:
         yield Member((), None, tags=(UNOPENED,))
