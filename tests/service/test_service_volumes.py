@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import random
-import shutil
 import subprocess
 import zlib
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
-from tests.requirements import library
+from tests.requirements import library, need
 from tests.service.container_kit import decision, entry, local, tags, with_directory
 from tests.service.service_kit import attached
 from tests.service.test_service_forgiving_programs import FORGIVEN, TEXT
@@ -23,9 +22,8 @@ NOISE = random.Random(4).randbytes(150_000)
 
 
 def made(directory: Path, *command: str) -> dict[str, bytes]:
-    """The files that a program makes of one; skips the test if it is not installed."""
-    if shutil.which(command[0]) is None:
-        pytest.skip(f"{command[0]} is not installed")
+    """The files that a program makes of one."""
+    need(command[0])
     (directory / "a.bin").write_bytes(NOISE)
     subprocess.run([*command, "a.bin"], cwd=directory, capture_output=True, check=True, timeout=60)
     (directory / "a.bin").unlink()
