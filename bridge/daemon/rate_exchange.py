@@ -54,6 +54,7 @@ class RateExchange:
             sums, now = await exchange
         except RatesFailed as exc:  # the counts are sent again; twice, if only the answer to the commit was lost
             self._report_problem(str(exc))
+            self._rates.is_asked = True  # or the counts would wait until another mail arrives
             return
         finally:
             exchange.cancel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,16 +12,18 @@ from typing import Any
 import pytest
 from sqlalchemy import func, inspect, select
 
+from bridge.daemon.rate_exchange import RateExchange
 from bridge.filter.mail_rates import LIMIT as NAME
-from bridge.filter.rate_store import FILE, mail_rate
+from bridge.filter.mail_rates import MailRates
+from bridge.filter.rate_store import FILE, RateStore, mail_rate
 from bridge.runtime.database import Database
-from bridge.testing import SmtpClient, until
+from bridge.testing import SmtpClient, eventually, until
 from tests.daemon.process_kit import Bridge, parts, running, scanbridge, start, write_config
 from tests.daemon.workers.workers_kit import clients_of_all, number
 from tests.postgresql import fresh_database
 from tests.rewriting import rewrite
 
-LIMIT = 40  # unlimited, two of them would accept all mail; limited each by itself, twice as much
+LIMIT = 39  # unlimited, two of them would accept all mail; limited each by itself, twice as much; each mail is reported
 BLOCK = 5
 ADMISSION = {"max_in_processing": 20, "throttle_threshold": 20}
 
@@ -159,6 +163,27 @@ def test_workers_count_together_in_a_file(tmp_path: Path) -> None:
         clients = [found[0] for found in clients_of_all(bridge, stack).values()]
         total = accepted_by_all(clients, Database.file(tmp_path / "state" / FILE))
         assert len(clients) == 2 and LIMIT <= total <= LIMIT + 4 * BLOCK
+
+
+async def test_counts_that_could_not_be_told_do_not_wait_for_another_mail(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker that had counted its last mail while the file was locked never told the others."""
+    place, rates = Database.file(tmp_path / FILE), MailRates(LIMIT)
+    exchange = RateExchange(rates, RateStore(place))
+    watching = asyncio.create_task(exchange.watch())
+    try:
+        assert rates.lets_in("192.0.2.1")
+        await eventually(lambda: counted(place) == 1, "the first count")
+        with sqlite3.connect(tmp_path / FILE, isolation_level=None) as other:
+            other.execute("BEGIN IMMEDIATE")
+            assert rates.lets_in("192.0.2.1")
+            await eventually(lambda: "mail rates are not shared" in caplog.text, "the exchange to fail")
+            other.execute("ROLLBACK")
+        await eventually(lambda: counted(place) == 2, "the second count")
+    finally:
+        watching.cancel()
+        exchange.close()
 
 
 def test_a_reload_changes_the_limit(tmp_path: Path, opened: Callable[..., SmtpClient]) -> None:
