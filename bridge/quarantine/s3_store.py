@@ -7,9 +7,10 @@ deadline; the transfer runs on obstore's own threads, not on the event loop. Wha
 the background. If that fails as well, its `.json` or `.eml` is missing, and `clean` finds it a day later; earlier it
 could be a mail that another machine is still writing.
 
-Has no locks except `Locks`; because they can be lost, the record of releases is replaced only if it is the one that was
-read (`If-Match`, `If-None-Match`). Never logs a secret: of an error response only the status and the error code
-are repeated. obstore starts threads, which do not survive a fork, so it is imported on first use.
+No mail replaces another that has the same id (`If-None-Match`). Has no locks except `Locks`; because they can be lost,
+the record of releases is replaced only if it is the one that was read (`If-Match`, `If-None-Match`). Never logs a
+secret: of an error response only the status and the error code are repeated. obstore starts threads, which do not
+survive a fork, so it is imported on first use.
 """
 
 from __future__ import annotations
@@ -45,12 +46,18 @@ LEFTOVER_AGE_S = 86400.0  # longer than any mail takes to write, and than clocks
 _CLEAN_UP_S = 10.0  # for removing a failed mail in the background
 _CONNECT_S = 5
 _REQUEST_S = 60  # for the largest mail, if the deadline is not earlier
+_PAUSES_S = (0.1, 0.5, 2.0)  # before a request without an answer is sent again
+_NO_ANSWER = "error sending request"
 _STATUS = re.compile(r"status code: (\d{3})")
 _REFUSED = re.compile(r"status code: (?:400|501)")  # by servers that do not support conditional writes
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 # The library has no option to ignore a proxy in the environment, but one for hosts to reach without it: here, all.
 _NO_PROXY = {"proxy_url": "http://127.0.0.1:9", "proxy_excludes": "*,0.0.0.0/0,::/0"}
 _FULL = re.compile(r"StorageFull|InsufficientStorage|QuotaExceeded|InsufficientCapacity", re.IGNORECASE)
+
+
+class _AnotherMail(StoreError):
+    """What is stored under this id is not ours, and must stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +101,58 @@ class S3Store:
             raise StoreError(f"quarantine: {self.name}: deadline passed") from exc
 
     async def _upload(self, mail_id: str, data: bytearray, metadata: bytes) -> None:
-        import obstore
-
         try:
             with _translated():
-                await obstore.put_async(self._bucket, f"{mail_id}.eml", data, use_multipart=False)
-                await obstore.put_async(self._bucket, f"{mail_id}.json", metadata, use_multipart=False)
+                await self._create(f"{mail_id}.eml", data)
+                await self._create(f"{mail_id}.json", metadata)
+        except _AnotherMail:
+            raise
         except BaseException:
             self._in_background(self._clean_up(mail_id))
             raise
+
+    async def _create(self, name: str, content: bytes | bytearray) -> None:
+        """Never replaces an object. If the server refuses conditions, the randomness of ids must suffice."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+
+        try:
+            await self._put_new(name, content)
+        except (AlreadyExistsError, PreconditionError):
+            if not await self._has(name, content):  # otherwise it was sent again after an answer was lost
+                raise _AnotherMail(f"quarantine: {self.name}: there is another mail with this id") from None
+        except BaseError as exc:
+            if not _REFUSED.search(str(exc)):
+                raise
+            await obstore.put_async(self._bucket, name, content, use_multipart=False)
+
+    async def _put_new(self, name: str, content: bytes | bytearray) -> None:
+        """Raises obstore's errors. A conditional request whose connection ends without an answer is not sent again by
+        obstore, so we do."""
+        import obstore
+        from obstore.exceptions import BaseError
+
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                await obstore.put_async(self._bucket, name, content, mode="create", use_multipart=False)
+                return
+            except BaseError as exc:
+                if pause_s is None or _NO_ANSWER not in str(exc):
+                    raise
+            await asyncio.sleep(pause_s)
+
+    async def _has(self, name: str, content: bytes | bytearray) -> bool:
+        """Whether the object has this content."""
+        import obstore
+
+        answer, compared = await obstore.get_async(self._bucket, name), 0
+        if answer.meta["size"] != len(content):
+            return False
+        async for chunk in answer.stream(min_chunk_size=BLOCK):
+            if content[compared : compared + len(chunk)] != chunk:
+                return False
+            compared += len(chunk)
+        return compared == len(content)
 
     def listing(self) -> dict[str, ListedMail]:
         kept_at: dict[str, float] = {}
@@ -399,7 +449,7 @@ def _translated() -> Iterator[None]:
 
 
 def _kind(text: str, exc: Exception) -> str:
-    for words in ("error sending request", "timed out", "connect"):
+    for words in (_NO_ANSWER, "timed out", "connect"):
         if words in text.lower():
             return "unreachable, or not answering"
     return type(exc).__name__

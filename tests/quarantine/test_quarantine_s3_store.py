@@ -221,6 +221,42 @@ async def test_a_server_that_fails_is_an_error_and_leaves_nothing(
     assert faulty.objects == {}
 
 
+async def test_the_second_of_two_mails_with_one_id_replaced_the_first_in_a_bucket(
+    tmp_path: Path, faulty: FaultyServer
+) -> None:
+    """The second is deferred, so that it gets another id; the first stays as it was."""
+    first = make_tx(b"the first")
+    settings = s3_settings(faulty.port, "x")
+    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=settings))
+    await quarantine.keep(first, HEAD, {})
+    for content in (b"the second", b"THE FIRST"):
+        with pytest.raises(StoreError, match="another mail with this id"):
+            await quarantine.keep(replace(make_tx(content), id=first.id), HEAD, {})
+    await quarantine.close()
+    assert b"".join(s3_store.S3Store(settings, FileLocks(tmp_path)).chunks(first.id)) == HEAD + b"the first"
+
+
+@pytest.mark.parametrize("writes", [1, 2])
+async def test_a_mail_whose_answer_was_lost_was_taken_for_another(
+    tmp_path: Path, faulty: FaultyServer, writes: int
+) -> None:
+    """obstore sends it again, and it is there already."""
+    faulty.loses_answers = writes
+    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=s3_settings(faulty.port, "x")))
+    await quarantine.keep(make_tx(), HEAD, {})
+    await quarantine.close()
+    assert sorted(name.rpartition(".")[2] for name in faulty.objects) == ["eml", "json"]
+
+
+@pytest.mark.parametrize("status", [400, 501])
+async def test_a_server_without_conditions_keeps_mail_too(tmp_path: Path, faulty: FaultyServer, status: int) -> None:
+    faulty.refuses_conditions = status
+    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=s3_settings(faulty.port, "x")))
+    await quarantine.keep(make_tx(), HEAD, {})
+    await quarantine.close()
+    assert len(faulty.objects) == 2
+
+
 async def test_a_server_that_reports_missing_objects_kept_the_rest_of_a_mail(
     tmp_path: Path, faulty: FaultyServer
 ) -> None:
