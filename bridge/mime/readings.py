@@ -15,6 +15,7 @@ import binascii
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum, auto
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -121,6 +122,14 @@ class Budget:
         self.take(4 * _BYTE * len(text) + _ESCAPE * text.count(b"="))
 
 
+class _Way(Enum):
+    """How quoted-printable was decoded in a text."""
+
+    AS_IT_IS = auto()
+    DECODED = auto()
+    UNUSUAL = auto()  # as only few programs do; no Base64 is expected in it
+
+
 class Region(NamedTuple):
     """Where a part may begin (at the end of the line before), where its content may, and the next delimiter."""
 
@@ -220,7 +229,7 @@ def _all_objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) ->
     done: set[bytes] = set()
     cores: set[bytes] = set()  # Base64 that quoted-printable leaves as it is
     for number, (text, way) in enumerate(_texts(data, budget, quoted)):
-        is_usual = way != _UNUSUAL
+        is_usual = way is not _Way.UNUSUAL
         for content in files_in_text(text[1:], budget) if is_usual else _embedded(text, budget):
             yield content, True
         unbroken = base64_text.UnbrokenBase64(text)
@@ -229,7 +238,7 @@ def _all_objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) ->
             yield raw, False
             if number and len(text) == len(data) + 1:  # other line ends, or no NUL; the content may still have them
                 yield data[region.body - 1 : region.end - 1], False
-            if way == _AS_IT_IS:
+            if way is _Way.AS_IT_IS:
                 yield _quoted_mail(text, region, raw, budget), True
             if not is_usual or raw in done:
                 continue
@@ -289,20 +298,15 @@ def texts_with_fields(data: bytes, budget: Budget, quoted: Sequence[bytes]) -> I
                 yield reading
 
 
-def _with_other_ends(text: bytes, unquoted: Iterable[bytes]) -> Iterator[tuple[bytes, int]]:
+def _with_other_ends(text: bytes, unquoted: Iterable[bytes]) -> Iterator[tuple[bytes, _Way]]:
     """The text, what it is without quoted-printable, and in which way it was decoded."""
-    yield text, _AS_IT_IS
+    yield text, _Way.AS_IT_IS
     for number, decoded in enumerate(unquoted):
         for reading in [decoded] if number else texts(decoded):  # decoding may reveal line ends
-            yield reading, _UNUSUAL if number else _DECODED
+            yield reading, _Way.UNUSUAL if number else _Way.DECODED
 
 
-# How quoted-printable was decoded in a text: not at all, as usual, or in an unusual way, after which no Base64 is
-# expected.
-_AS_IT_IS, _DECODED, _UNUSUAL = range(3)
-
-
-def _texts(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) -> Iterator[tuple[bytes, int]]:
+def _texts(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) -> Iterator[tuple[bytes, _Way]]:
     """All texts, also with quoted-printable removed, and in which way. Each begins with a line end."""
     seen: set[bytes] = set()
     has_files = False
@@ -314,15 +318,15 @@ def _texts(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) -> Itera
             budget.take_text(text)
             unquoted = quoted if quoted is not None and text is data else encodings.quoted_readings(text)
         for reading, way in _with_other_ends(text, unquoted):
-            if text is data and way != _UNUSUAL and not has_files:
-                has_files = line_ends.matter_in_mail(data, reading if way else None)
+            if text is data and way is not _Way.UNUSUAL and not has_files:
+                has_files = line_ends.matter_in_mail(data, reading if way is _Way.DECODED else None)
             if (key := line_ends.digest(reading)) not in seen:
                 seen.add(key)
                 yield b"\n" + reading, way
     for reading in _with_other_line_ends(data, has_quoted, budget) if has_files else ():
         if (key := line_ends.digest(reading)) not in seen:
             seen.add(key)
-            yield b"\n" + reading, _UNUSUAL
+            yield b"\n" + reading, _Way.UNUSUAL
 
 
 def _with_other_line_ends(data: bytes, has_quoted: bool, budget: Budget) -> Iterator[bytes]:
