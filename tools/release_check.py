@@ -2,8 +2,8 @@
 
 Each step does what a releaser would do by hand, and says in one line what it found. A step that cannot run here (a
 program is not installed, a server cannot be reached) says why, and one of which only a part could run says which:
-neither has passed or failed, and the releaser decides. `ONLY="docs sbom"` chooses steps; the page then names those that
-were left out.
+neither has passed or failed, and the releaser decides. `ONLY="docs sbom"` chooses steps: all of them take hours. The
+others keep their row from an earlier run; each row names its commit, and the page names the steps of other commits.
 """
 
 from __future__ import annotations
@@ -59,12 +59,15 @@ class Result(Enum):
 @dataclass(frozen=True, slots=True)
 class Row:
     step: str
-    result: Result
-    seconds: float
+    result: str
+    seconds: str
+    commit: str
     said: str
 
 
 UNFINISHED = (("Not run", Result.NOT_RUN), ("Run only in part", Result.IN_PART))
+COLUMNS = "| step | result | seconds | commit | what it said |"
+_CELL = re.compile(r"(?<!\\)\|")  # `\|` is a part of the text
 
 Step = Callable[[], str]
 
@@ -268,14 +271,15 @@ def _last_line(text: str) -> str:
     return lines[-1].strip("= ") if lines else ""
 
 
-def check(steps: Mapping[str, Step], only: Sequence[str]) -> Iterator[Row]:
+def check(steps: Mapping[str, Step], only: Sequence[str], commit: str) -> Iterator[Row]:
+    """The rows of the chosen steps, each when its step has ended."""
     for name, step in steps.items():
-        began = time.monotonic()
         if only and name not in only:
-            result, said = Result.NOT_RUN, "not chosen"
-        else:
-            result, said = _outcome(step)
-        yield Row(name, result, time.monotonic() - began, said)
+            continue
+        began = time.monotonic()
+        result, said = _outcome(step)
+        seconds = "-" if result is Result.NOT_RUN else f"{time.monotonic() - began:.0f}"
+        yield Row(name, result.value, seconds, commit, said.replace(f"{PROJECT}/", "").replace("|", "\\|"))
 
 
 def _outcome(step: Step) -> tuple[Result, str]:
@@ -289,21 +293,25 @@ def _outcome(step: Step) -> tuple[Result, str]:
         return Result.FAILED, str(exc)
 
 
+def earlier_rows(page: Path = PAGE) -> dict[str, Row]:
+    """What the page says about each step."""
+    lines = page.read_text().partition(MARK)[2].partition(COLUMNS)[2].splitlines()
+    found = [[cell.strip() for cell in _CELL.split(line)[1:-1]] for line in lines[2:]]
+    return {cells[0]: Row(*cells) for cells in found}
+
+
 def table(rows: Sequence[Row]) -> str:
-    lines = ["| step | result | seconds | what it said |", "|---|---|---|---|"]
-    for row in rows:
-        seconds = "-" if row.result is Result.NOT_RUN else f"{row.seconds:.0f}"
-        said = row.said.replace(f"{PROJECT}/", "").replace("|", "\\|")
-        lines.append(f"| {row.step} | {row.result.value} | {seconds} | {said} |")
-    return "\n".join(lines) + "\n"
+    lines = [f"| {row.step} | {row.result} | {row.seconds} | {row.commit} | {row.said} |" for row in rows]
+    return "\n".join([COLUMNS, "|---|---|---|---|---|", *lines]) + "\n"
 
 
-def write(rows: Sequence[Row], page: Path = PAGE) -> None:
+def write(rows: Sequence[Row], commit: str, page: Path = PAGE) -> None:
     """Replace everything below the mark; the prose above it stays."""
     prose = page.read_text().partition(MARK)[0]
-    left = [(word, [row.step for row in rows if row.result is result]) for word, result in UNFINISHED]
+    left = [(word, [row.step for row in rows if row.result == result.value]) for word, result in UNFINISHED]
+    left.append(("Run on other commits", [row.step for row in rows if row.commit not in (commit, "-")]))
     summary = " ".join(f"{word}: {', '.join(steps)}." for word, steps in left if steps) or "Every step was run."
-    page.write_text(f"{prose}{MARK}\nRun on {datetime.now(UTC):%Y-%m-%d}. {summary}\n\n{table(rows)}")
+    page.write_text(f"{prose}{MARK}\nCommit {commit}, {datetime.now(UTC):%Y-%m-%d}. {summary}\n\n{table(rows)}")
 
 
 def main() -> int:
@@ -312,13 +320,15 @@ def main() -> int:
     only = parser.parse_args().only
     if unknown := sorted(set(only) - set(STEPS)):
         parser.error(f"no such step: {', '.join(unknown)} (available: {', '.join(STEPS)})")
-    rows = []
-    for row in check(STEPS, only):
-        rows.append(row)
-        print(f"{row.step}: {row.result.value.strip('*')}", flush=True)
-    print(f"\n{table(rows)}")
-    write(rows)
-    return any(row.result is Result.FAILED for row in rows)
+    commit = _run("git", "rev-parse", "--short", "HEAD").strip()
+    earlier = earlier_rows()
+    rows = {name: earlier.get(name, Row(name, Result.NOT_RUN.value, "-", "-", "not chosen")) for name in STEPS}
+    for row in check(STEPS, only, commit):
+        rows[row.step] = row
+        print(f"{row.step}: {row.result.strip('*')}", flush=True)
+        write(list(rows.values()), commit)  # an interrupted check keeps what it has found
+    print(f"\n{table(list(rows.values()))}")
+    return any(row.result == Result.FAILED.value and row.commit == commit for row in rows.values())
 
 
 if __name__ == "__main__":

@@ -43,21 +43,37 @@ STEPS: dict[str, Step] = {
 
 def test_every_step_has_a_row_whatever_happens() -> None:
     """One that fails does not keep the others from running."""
-    rows = list(release_check.check(STEPS, []))
+    rows = list(release_check.check(STEPS, [], "c0ffee"))
     results = [Result.PASSED, Result.FAILED, Result.NOT_RUN, Result.IN_PART, Result.FAILED]
-    assert [row.result for row in rows] == results
+    assert [row.result for row in rows] == [result.value for result in results]
     assert rows[2].said == "lintian is not installed" and "No such file" in rows[4].said
 
 
 def test_the_page_names_what_was_not_run(tmp_path: Path) -> None:
-    """Steps that were not chosen, and those that cannot run; the prose above the table stays."""
+    """Steps that cannot run, or only in part; the prose above the table stays."""
     page = tmp_path / "page.md"
     page.write_text(f"# Title\n\n{release_check.MARK}old")
-    release_check.write(list(release_check.check(STEPS, ["good", "impossible", "partly"])), page)
+    release_check.write(list(release_check.check(STEPS, ["good", "impossible", "partly"], "c0ffee")), "c0ffee", page)
     text = page.read_text()
     assert text.startswith("# Title\n") and "old" not in text
-    assert "Not run: bad, impossible, broken. Run only in part: partly." in text
-    assert "| good | passed | 0 | all \\| well |" in text and "| bad | not run | - | not chosen |" in text
+    assert "Not run: impossible. Run only in part: partly.\n" in text
+    assert "| good | passed | 0 | c0ffee | all \\| well |" in text and "| impossible | not run | - | c0ffee |" in text
+
+
+def test_the_page_names_steps_of_other_commits(tmp_path: Path) -> None:
+    """All steps take hours, so some are run on a later commit; the rows of the others are kept as they were."""
+    page = tmp_path / "page.md"
+    page.write_text(release_check.MARK)
+    first = list(release_check.check(STEPS, ["good", "bad"], "c0ffee"))
+    release_check.write(first, "c0ffee", page)
+    earlier = release_check.earlier_rows(page)
+    assert list(earlier.values()) == first
+    again = {row.step: row for row in release_check.check(STEPS, ["bad"], "f00d")}
+    release_check.write(list((earlier | again).values()), "f00d", page)
+    text = page.read_text()
+    assert "Run on other commits: good.\n" in text
+    assert "| good | passed | 0 | c0ffee | all \\| well |" in text
+    assert "| bad | **failed** | 0 | f00d | two builds differ |" in text
 
 
 def test_an_unknown_step_is_a_mistake() -> None:
