@@ -7,6 +7,7 @@ components it started with.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from bridge.config.listener import Listener
@@ -45,7 +46,7 @@ class Components:
         self._core = core
         self.quarantine = Quarantine(wiring.quarantine_place(conf, core.state))
         self.hops: list[MonitoredRelay] = []
-        self.relay = wiring.relay(conf, self._monitor)
+        self.relay = wiring.relay(conf, self._monitor, partial(wiring.next_hop, on_late_answer=core.note_late_answer))
         self.scanner = wiring.scanner(conf)
         self.limit = wiring.limit(conf)
         self.api_callers = read_callers(conf)

@@ -7,7 +7,7 @@ A `Core` is built once, when the process starts, and everything that a reload re
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from bridge.filter.outcome import Record
 from bridge.history.recorder import Recorder
 from bridge.intake.refused_client import RefusedClient
 from bridge.mail.message import Spool
+from bridge.mail.reply import Reply
 from bridge.mail.trace_context import Trace
 from bridge.observe.last_mails import RecentMails
 from bridge.observe.log_writer import LineWriter
@@ -79,6 +80,11 @@ class Core:
             self.tracing.report(record)
         if (recorder := self.events.recorder) is not None:
             recorder.put(record)
+
+    def note_late_answer(self, mail_id: str, recipients: Sequence[str], reply: Reply) -> None:
+        """The next hop has answered for a mail whose client had gone away."""
+        if self.history is not None:
+            self.history.note_late_answer(mail_id, recipients, reply)
 
     def note_refusal(self, listener: str, refusal: RefusedClient) -> None:
         """A client was refused before there was a mail."""

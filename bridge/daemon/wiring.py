@@ -49,7 +49,7 @@ from bridge.quarantine.s3_store import S3Settings
 from bridge.quarantine.used_tokens import UsedTokens
 from bridge.relay.failover import Failover
 from bridge.relay.maildir import Maildir
-from bridge.relay.relay import Relay, RelaySettings, SmtpRelay
+from bridge.relay.relay import OnLateAnswer, Relay, RelaySettings, SmtpRelay
 from bridge.relay.routes import Routes
 from bridge.runtime import durable_files
 from bridge.runtime.database import Database
@@ -192,7 +192,9 @@ def _failover(conf: Config, settings: RelayConfig, hops: tuple[NextHop, ...], wr
     return relays[0][1] if len(relays) == 1 else Failover(relays)
 
 
-def next_hop(conf: Config, settings: RelayConfig, hop: NextHop) -> Relay:
+def next_hop(
+    conf: Config, settings: RelayConfig, hop: NextHop, on_late_answer: OnLateAnswer = lambda *_: None
+) -> Relay:
     if hop.protocol == "maildir":
         return Maildir(directories.make_shared_directory(Path(hop.address.path), "relay.next_hop"), hostname(conf))
     is_verified = settings.tls == "required" or settings.ca_file
@@ -207,7 +209,8 @@ def next_hop(conf: Config, settings: RelayConfig, hop: NextHop) -> Relay:
             timeout_s=settings.timeout,
             max_idle_s=settings.max_idle,
             max_connections=settings.max_connections,
-        )
+        ),
+        on_late_answer,
     )
 
 

@@ -34,7 +34,7 @@ from bridge.filter.policy import (
 )
 from bridge.mail.action import Action
 from bridge.mail.address import has_certain_domain
-from bridge.mail.next_hop import NextHopError
+from bridge.mail.next_hop import Interrupted, NextHopError
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
 from bridge.quarantine.quarantine import Quarantine
@@ -160,9 +160,14 @@ class Actions:
             delivered = await self._relay.deliver(tx, self._headers.lines(tx, stamp), tx.deadline)
         except NextHopError as exc:
             return _not_handed_on(record, exc, result, stamp)
+        except Interrupted as exc:
+            record.unsure, record.accepted = exc.unsure, exc.accepted
+            raise asyncio.CancelledError from None  # Python 3.11: `asyncio.timeout` does not know subclasses
         finally:
             record.relay_s = monotonic() - record.relay_at
         record.next_id = delivered.queue_id
+        if "," in delivered.queue_id:
+            record.next_replies = delivered.replies
         replies = delivered.replies if tx.is_per_recipient else ()
         return Outcome(Action.RELAY, delivered.reply, result, stamp, replies)
 
@@ -206,13 +211,16 @@ def not_stored(record: Record, exc: StoreError, result: AnalysisResult | None) -
 
 def _not_handed_on(record: Record, exc: NextHopError, result: AnalysisResult | None, stamp: Fields) -> Outcome:
     """The action agrees with the reply, even if some recipients have the mail and others do not."""
-    record.error, record.rule = exc, rule_names.NEXT_HOP
+    record.relay_rule, record.error, record.rule = record.rule, exc, rule_names.NEXT_HOP
+    record.unsure = exc.unsure
     tx, ggrid = record.tx, _ggrid(result)
     replies: tuple[Reply, ...] = ()
     if not isinstance(exc, Mixed):
         record.unscanned = ""
     else:
         record.next_id, record.is_mixed = exc.queue_id, exc.accepted > 0
+        if "," in exc.queue_id:
+            record.next_replies = exc.replies
         if tx.is_per_recipient:
             replies = tuple(_with_our_id(reply, tx.id, ggrid) for reply in exc.replies)
     action = Action.REJECT if exc.reply.code >= 500 else Action.TEMPFAIL

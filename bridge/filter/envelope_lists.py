@@ -127,6 +127,13 @@ class EnvelopeLists:
         needed = [(name, scope) for name in settings.block + settings.block_recipients for scope in _scopes(tenant)]
         return any(self._copies(name, scope) is None for name, scope in needed)
 
+    def unchecked(self, tenant: str | None) -> tuple[str, ...]:
+        """The enforced lists that have no local copy yet, so that nothing in them can match."""
+        settings = self._settings
+        names = dict.fromkeys(settings.block + settings.block_recipients + settings.skip_scan)
+        scopes = _scopes(tenant)
+        return tuple([name for name in names if any(self._copies(name, scope) is None for scope in scopes)])
+
     def _find(
         self,
         names: tuple[str, ...],

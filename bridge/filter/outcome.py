@@ -51,6 +51,12 @@ class Record:
     trace: Trace | None = None
     next_id: str = ""  # the next hop's queue id
     is_mixed: bool = False  # the next hop accepted the mail for some recipients only
+    unsure: frozenset[int] = frozenset()  # recipients, by position: whether the next hop has accepted it is unknown
+    accepted: frozenset[int] = frozenset()  # when the mail was cancelled, the next hop had accepted it for these
+    next_replies: tuple[Reply, ...] = ()  # one per recipient, if several next hops accepted the mail
+    relay_rule: str = ""  # the rule by which a mail was handed on that the next hop then refused
+    unchecked: tuple[str, ...] = ()  # enforced lists of which there is no local copy yet
+    is_stopped: bool = False  # it was not finished because the listener was closing
     message_id: str = ""  # from the mail's own header
     late: LateStatus | None = None
     would: Action | None = None  # shadow mode: the action that would have been taken

@@ -92,6 +92,7 @@ class Filter:
     """One per listener, with its own policy; scanner, admission, relay and quarantine are shared by all."""
 
     envelope_lists: EnvelopeLists | None = None  # without lists, the intake need not ask
+    is_stopping = False  # the listener closes its connections, whatever they are doing
     _personal: PersonalSplit | None = None
     saturation_rule = rule_names.of_policy(Case.SATURATED.value)
 
@@ -205,6 +206,7 @@ class Filter:
         record.tenant = None if recipient is None else self._tenant_of(recipient)
         if listed is not None:
             record.rule = rule_names.of_list(listed.name)
+            record.unchecked = self.envelope_lists.unchecked(record.tenant) if self.envelope_lists is not None else ()
         else:
             record.rule = rule_names.WITHOUT_COPY if reply is NO_COPY else rule_of_refusal(reply)
         self._tell(record)
@@ -409,6 +411,7 @@ class Filter:
     async def _apply_lists(self, lists: EnvelopeLists, record: Record, is_shadow: bool) -> Outcome | None:
         """The outcome of a mail that a list refuses or exempts from scanning; None if it is to be scanned."""
         tx = record.tx
+        record.unchecked = lists.unchecked(record.tenant)
         if is_shadow:
             found = lists.match_in_shadow(tx.session, tx.envelope, record.tenant, self._tenant_of)
         else:
@@ -474,6 +477,7 @@ class Filter:
             record.scanner = asked[-1] if asked else ""
 
     def _tell(self, record: Record) -> None:
+        record.is_stopped = record.outcome is None and self.is_stopping
         try:
             self._report(record)
         except Exception:  # the outcome is decided; a failing log or metric must not change it

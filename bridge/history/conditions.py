@@ -15,8 +15,14 @@ from bridge.history.query import HistoryQuery
 _KEYS = ("id", "session", "queue_id", "next_id", "ggrid")  # what `what` may be, besides a Message-ID
 
 
-def common_conditions(query: HistoryQuery, mark: Callable[[str], str]) -> tuple[list[str], dict[str, Any]]:
-    """Conditions on the columns of a row, and their values. `mark`: the placeholder of a value, by its name."""
+def common_conditions(
+    query: HistoryQuery, mark: Callable[[str], str], has_queue_id: Callable[[list[str]], str]
+) -> tuple[list[str], dict[str, Any]]:
+    """Conditions on the columns of a row, and their values.
+
+    `mark`: the placeholder of a value, by its name. `has_queue_id`: a condition on mail that several next hops have,
+    one of which gave it one of these queue ids; the placeholders stand for keys, as `queue_id_keys` makes them.
+    """
     values: dict[str, Any] = {name: value for name in ("id", "attempt") if (value := getattr(query, name))}
     conditions = [f"{name} = {mark(name)}" for name in values]
     for name, comparison in (("since", ">="), ("until", "<")):
@@ -27,17 +33,21 @@ def common_conditions(query: HistoryQuery, mark: Callable[[str], str]) -> tuple[
         conditions.append(f"(at, id) < ({mark('before_at')}, {mark('before_id')})")
         values |= {"before_at": cursor[0], "before_id": cursor[1]}
     if query.what:
-        conditions.append(_any_key(query, mark, values))
+        conditions.append(_any_key(query, mark, has_queue_id, values))
     return conditions, values
 
 
-def _any_key(query: HistoryQuery, mark: Callable[[str], str], values: dict[str, Any]) -> str:
+def _any_key(
+    query: HistoryQuery, mark: Callable[[str], str], has_queue_id: Callable[[list[str]], str], values: dict[str, Any]
+) -> str:
     whats = {f"what_{number}": what for number, what in enumerate(dict.fromkeys((query.what, *query.spellings)))}
     bare = query.what.strip("<>")  # some programs write a Message-ID without brackets
     ids = {"in_brackets": f"<{bare}>", "without_brackets": bare or query.what, **whats}  # many mails have no Message-ID
-    values |= ids
+    keys = {f"next_{name}": f"next:{what}" for name, what in whats.items()}
+    values |= ids | keys
     same, same_id = (", ".join(map(mark, names)) for names in (whats, ids))
-    return f"({' OR '.join(f'{name} IN ({same})' for name in _KEYS)} OR message_id IN ({same_id}))"
+    by_key = has_queue_id([mark(name) for name in keys])
+    return f"({' OR '.join(f'{name} IN ({same})' for name in _KEYS)} OR message_id IN ({same_id}) OR {by_key})"
 
 
 def common_text(network: IPv4Network | IPv6Network) -> str:

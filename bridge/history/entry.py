@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from bridge.mail.address import comparable_address, comparable_domain
 from bridge.quarantine.worst_tags_first import worst_first
 
+ACCEPTED_LATE, REFUSED_LATE = "accepted late", "refused late"  # events: answers of the next hop
 MAX_KEY = 400  # characters of an address; PostgreSQL takes 2,700 bytes
 
 
@@ -129,7 +130,7 @@ class MailEntry:
 
 @dataclass(frozen=True, slots=True)
 class LaterEvent:
-    """What happened to a mail after it was decided: released, deleted, reported, listed in a digest."""
+    """What happened to a mail later: released, deleted, reported, listed in a digest, answered by the next hop."""
 
     at: float
     id: str  # the mail's
@@ -139,11 +140,25 @@ class LaterEvent:
 
     def without_internals(self) -> LaterEvent:
         """For users who see only some tenants' mail: without replies and errors, which may name machines."""
-        return replace(self, text=self.text.partition(": ")[0] if self.text.startswith("to ") else "")
+        return replace(self, text=self._addressees)
+
+    @property
+    def recipients(self) -> tuple[str, ...]:
+        """Those whom it is about, if it names them."""
+        return tuple(self._addressees.removeprefix("to ").split(", ")) if self._addressees else ()
+
+    @property
+    def _addressees(self) -> str:
+        return self.text.partition(": ")[0] if self.text.startswith("to ") else ""
 
     def to_dict(self) -> dict[str, Any]:
         time = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds")
         return {"time": time} | {name: value for name, value in asdict(self).items() if value and name != "at"}
+
+
+def queue_id_keys(next_id: str) -> list[str]:
+    """The keys of a mail that several next hops have: one for each of their queue ids."""
+    return [f"next:{queue_id}" for queue_id in next_id.split(",")] if "," in next_id else []
 
 
 def address_keys(sender: str, recipients: Iterable[str]) -> Iterator[str]:

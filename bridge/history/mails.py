@@ -97,6 +97,8 @@ def _related(ordered: Iterable[MailEntry]) -> Iterable[list[MailEntry]]:
 
 def _queries(entry: MailEntry) -> Iterable[HistoryQuery]:
     since, until = entry.row.at - _RETRY_S, entry.row.at + _RETRY_S  # so that only part of the history is read
+    if entry.row.id:  # other recipients of the same mail, who got another answer
+        yield HistoryQuery(id=entry.row.id, since=since, until=until, limit=_MANY)
     if entry.row.attempt:
         yield HistoryQuery(attempt=entry.row.attempt, since=since, until=until, limit=_MANY)
     if _tells_apart(entry.row.message_id):
@@ -109,6 +111,8 @@ def _tells_apart(message_id: str) -> bool:
 
 
 def _is_related(entry: MailEntry, other: MailEntry) -> bool:
+    if entry.row.id and other.row.id == entry.row.id:
+        return True
     if entry.row.attempt and other.row.attempt == entry.row.attempt:
         return True
     return other.row.message_id == entry.row.message_id and other.row.sender == entry.row.sender
@@ -120,6 +124,8 @@ def _groups(ordered: Sequence[MailEntry]) -> list[list[MailEntry]]:
     for entry in ordered:
         own = recipients[identity(entry)]
         for group in groups:
+            if entry.row.id and entry.row.id in [other.row.id for other in group]:  # other recipients, other answers
+                continue
             is_same = bool(entry.row.attempt) and entry.row.attempt in [other.row.attempt for other in group]
             is_next = is_open(group[-1]) and entry.row.at - group[-1].row.at < _RETRY_S
             if (is_same or is_next) and any(share_recipients(own, recipients[identity(other)]) for other in group):

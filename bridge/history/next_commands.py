@@ -42,7 +42,8 @@ def next_commands(mail: Mail, maildir: str, state: str, *, is_milter: bool = Fal
     if kind.action == Action.RELAY and maildir:
         yield f"find {shlex.quote(maildir)} -name {shlex.quote(f'*.{row.id}.*')}"
     elif kind.action == Action.RELAY and (queue_id := row.next_id or row.queue_id):
-        yield from in_mail_log(queue_id)
+        for one in mail.last.more.get("next_ids") or [queue_id]:
+            yield from in_mail_log(one)
     yield from _list_commands(mail.last)
     if is_open(mail.last) and row.sender:
         yield f"scanbridge history --sender {shlex.quote(row.sender)} --follow"

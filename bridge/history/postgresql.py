@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from bridge.history.conditions import common_conditions, common_text
-from bridge.history.entry import MAX_KEY, Kind, LaterEvent, MailEntry, Row, address_keys, key_of
+from bridge.history.entry import MAX_KEY, Kind, LaterEvent, MailEntry, Row, address_keys, key_of, queue_id_keys
 from bridge.history.query import By, HistoryQuery, Sum, Top
 from bridge.history.store import MAX_LATER, Found, HistoryError
 from bridge.history.sums import labels_of, ordered_sums
@@ -211,6 +211,7 @@ def _partitions(connection: Connection) -> dict[int, int]:
 def _keys(kind: Kind, row: Row) -> list[str]:
     """What the mail is found by: its addresses, its tags and the groups of its tags."""
     keys = set(address_keys(row.sender, row.recipients.split("\n") if row.recipients else ()))
+    keys.update(queue_id_keys(row.next_id))
     for tag in (tag[:MAX_KEY] for tag in kind.tags.split(",")) if kind.tags else ():
         keys.add(f"tag:{tag}")
         keys |= {f"tag:{tag[: end + 1]}*" for end, character in enumerate(tag) if character == ":"}
@@ -230,7 +231,7 @@ _AS_USUAL = ("SET LOCAL enable_seqscan = on", "SET LOCAL enable_indexscan = on")
 
 def _has_keys(query: HistoryQuery) -> bool:
     has_address = query.sender is not None or query.recipient or query.address
-    return bool(has_address or query.words or _is_tag_key(query.tag))
+    return bool(has_address or query.words or query.what or _is_tag_key(query.tag))  # `what`: perhaps a queue id
 
 
 def _is_tag_key(tag: str) -> bool:
@@ -267,7 +268,7 @@ def _by_keys(connection: Connection, query: HistoryQuery, where: str, values: di
 
 
 def _conditions(query: HistoryQuery) -> tuple[str, dict[str, Any]]:
-    conditions, values = common_conditions(query, lambda name: f"%({name})s")
+    conditions, values = common_conditions(query, lambda name: f"%({name})s", _has_queue_id)
     equal = {name: value for name in _OF_KIND if (value := getattr(query, name))}
     if query.tenant is not None:
         equal["tenant"] = query.tenant
@@ -282,6 +283,10 @@ def _conditions(query: HistoryQuery) -> tuple[str, dict[str, Any]]:
     conditions += _of_keys(query, values)
     conditions += _of_client(query, values)
     return " AND ".join(conditions) or "true", {name: storable(value) for name, value in values.items()}
+
+
+def _has_queue_id(marks: list[str]) -> str:
+    return f"keys && ARRAY[{', '.join(marks)}]::text[]"
 
 
 def _of_keys(query: HistoryQuery, values: dict[str, Any]) -> Iterator[str]:

@@ -14,20 +14,21 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from bridge.filter import rule_names
 from bridge.filter.late.fingerprint import attempt_key
 from bridge.filter.outcome import Record
-from bridge.history.entry import Kind, Row
+from bridge.history.entry import ACCEPTED_LATE, REFUSED_LATE, Kind, LaterEvent, Row
 from bridge.history.query import CANCELLED, HistoryQuery
-from bridge.history.rows import row_of
+from bridge.history.rows import rows_of
 from bridge.history.store import HistoryError, HistoryStore
 from bridge.intake.refused_client import RefusedClient
 from bridge.mail.action import Action
 from bridge.mail.envelope import RECIPIENTS_PER_WEIGHT, memory_weight
+from bridge.mail.reply import Reply
 from bridge.mail.transaction import new_id
 from bridge.observe.redaction import FULL, Redaction
 
@@ -94,6 +95,7 @@ class Recorder:
         self.size = 0  # bytes on disk, when they were last added up
         self._waiting: deque[tuple[float, Record, str]] = deque()
         self._rows: list[tuple[Kind, Row]] = []  # of the thread
+        self._later: deque[LaterEvent] = deque()
         self._refused: Counter[str] = Counter()  # how often each row was refused while others were written, by id
         self._sums: dict[_SumKey, _Refusals] = {}
         self._sums_lock = threading.Lock()
@@ -117,7 +119,7 @@ class Recorder:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(timeout=_CLOSE_S)
-        lost = len(self._waiting) + len(self._rows)
+        lost = len(self._waiting) + len(self._rows) + len(self._later)
         if lost:
             self._count("failed", lost)
             why = self._problem or "not enough time"
@@ -168,6 +170,16 @@ class Recorder:
                 known = self._refusals_of((listener, stage, client, sender, rule), now, refusal)
             known.count += 1
 
+    def note_late_answer(self, mail_id: str, recipients: Sequence[str], reply: Reply) -> None:
+        """The next hop has answered for a mail whose client had gone away."""
+        if len(self._later) >= self._settings.max_waiting:
+            self._count("overflow", 1)
+            return
+        redaction = self._settings.redaction.of_mail("", recipients)
+        text = f"to {', '.join(map(redaction.address, recipients))}: {redaction.text(str(reply))}"
+        event = ACCEPTED_LATE if reply.is_success else REFUSED_LATE
+        self._later.append(LaterEvent(time.time(), mail_id, event, "", text))
+
     def _refusals_of(self, key: _SumKey, now: float, refusal: RefusedClient) -> _Refusals:
         """The refusals that this one shares a row with; in a new row if there are none."""
         listener, stage, _, _, rule = key
@@ -188,6 +200,7 @@ class Recorder:
                 id=new_id(),
                 client=refusal.client or "",
                 sender=redaction.address(refusal.sender),
+                more='{"stopped": true}' if refusal.is_stopped else None,
                 reply="" if reply is None else redaction.text(str(reply)),
             ),
         )
@@ -244,6 +257,7 @@ class Recorder:
         try:
             self._take()
             self._write()
+            self._write_later()
             self._look_for_deferred()
             self._keep_house()
         except Exception:  # the next batch may do better
@@ -254,7 +268,10 @@ class Recorder:
         while waiting:
             at, record, attempt = waiting[0]
             try:
-                self._rows.append(row_of(record, at, attempt, redaction))
+                rows = rows_of(record, at, attempt, redaction)
+                if len(rows) > 1:  # `_written` adds their weights, which together may be more
+                    self._removed += memory_weight(len(record.tx.envelope.recipients)) - sum(map(_weight, rows))
+                self._rows += rows
             except Exception:  # one mail must not stop the history of all others
                 log.exception("history: no entry could be created for mail %s", record.tx.id)
                 self._count("failed", 1)
@@ -298,6 +315,18 @@ class Recorder:
             log.info("history: recording has resumed")
             self._problem = ""
 
+    def _write_later(self) -> None:
+        events = list(self._later)
+        if not events or self._problem:
+            return
+        try:
+            self._store.note(events)
+        except HistoryError as exc:
+            log.warning("history: late answers of next hops cannot be recorded: %s", exc)
+            return
+        for _ in events:
+            self._later.popleft()
+
     def _append(self, rows: list[tuple[Kind, Row]]) -> None:
         """Raises HistoryError, whatever goes wrong: a row that cannot be written must not stop all those after it."""
         try:
@@ -335,7 +364,7 @@ class Recorder:
         self._written(len(rows) - len(again), len(rows) - len(refused))
 
     def _written(self, taken: int, written: int) -> None:
-        self._removed += sum([1 + row.recipients.count("\n") // RECIPIENTS_PER_WEIGHT for _, row in self._rows[:taken]])
+        self._removed += sum(map(_weight, self._rows[:taken]))
         del self._rows[:taken]
         self._count("written", written)
 
@@ -378,3 +407,7 @@ class Recorder:
             )
         elif old:
             log.info("history: deleted entries older than history.retention")
+
+
+def _weight(row: tuple[Kind, Row]) -> int:
+    return 1 + row[1].recipients.count("\n") // RECIPIENTS_PER_WEIGHT

@@ -7,27 +7,41 @@ the kind are read at once, and the kind is looked up by them. This takes 5 us in
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bridge.api.scanning import AnalysisResult
 from bridge.filter.outcome import Outcome, Record
 from bridge.history.entry import Kind, Row
 from bridge.history.query import CANCELLED
+from bridge.mail.action import Action
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.mime.words import subject_text
 from bridge.observe.metrics import reason_of
 from bridge.observe.redaction import FULL, Redaction
+from bridge.relay.reply_reader import queue_id_in
 
 _MAX_TEXT = 1000  # characters
 _MAX_KEY = 400  # of what is indexed: PostgreSQL takes 2,700 bytes
 _MAX_KINDS = 10_000
+_APART_S = 1e-6  # between the rows of one mail: a page of the history ends at a time and an id
 
 # Avoids the call to `Row.__new__`, which is written in Python: 0.27 us instead of 0.52.
 _new_row = tuple.__new__
 
 _kinds: dict[tuple[Any, ...], Kind] = {}
+
+
+def rows_of(record: Record, at: float, attempt: str, redaction: Redaction) -> list[tuple[Kind, Row]]:
+    """One row; several if the client was told different things about its recipients, one for each of them."""
+    if record.outcome is None or not record.outcome.replies or not isinstance(record.error, NextHopError):
+        return [row_of(record, at, attempt, redaction)]
+    if redaction.mode == "domain":  # the recipients cannot be told apart
+        return [row_of(record, at, attempt, redaction)]
+    parts = enumerate(_parts(record, record.outcome, record.error))
+    return [row_of(part, at + number * _APART_S, attempt, redaction) for number, part in parts]
 
 
 def row_of(record: Record, at: float, attempt: str, redaction: Redaction) -> tuple[Kind, Row]:
@@ -44,7 +58,8 @@ def row_of(record: Record, at: float, attempt: str, redaction: Redaction) -> tup
         or record.limit is not None
         or record.is_mixed
         or client.login is not None
-        or bool(record.doubts)
+        or bool(record.doubts or record.unchecked or record.next_replies or record.is_stopped)
+        or bool(record.unsure or record.accepted)
     )
     if is_special or outcome is None or result is None:
         kind = _any_kind(record)
@@ -113,23 +128,74 @@ def _any_kind(record: Record) -> Kind:
 def _more(record: Record, redaction: Redaction) -> str | None:
     """What only a few mails have, as JSON."""
     outcome = record.outcome
+    recipients = record.tx.envelope.addresses
     more: dict[str, Any] = {
         "why": redaction.text(record.why)[:_MAX_TEXT],
         "entry": redaction.text(record.listed.entry) if record.listed else "",
         "login": redaction.address(record.tx.session.client.login or ""),
         "limit": record.limit,
+        "unchecked": list(record.unchecked),
+        "unsure": _named(recipients, record.unsure, redaction),
+        "accepted": _named(recipients, record.accepted, redaction),
+        "next_ids": _recipients_by_queue_id(recipients, record.next_replies, redaction),
+        "stopped": record.is_stopped,
     }
     if outcome is not None and outcome.result is not None and redaction is FULL:  # they may reveal more than addresses
         more["reasons"] = list(outcome.result.reasons)
         more["entries"] = dict(outcome.result.listed)
     if outcome is not None and len(set(outcome.replies)) > 1:
-        more["replies"] = _by_recipient(record.tx.envelope.addresses, outcome.replies, redaction)
+        more["replies"] = _by_recipient(recipients, outcome.replies, redaction)
     if record.is_mixed and isinstance(record.error, NextHopError):
-        pairs = zip(record.tx.envelope.addresses, record.error.replies, strict=False)
-        accepted = [redaction.address(address) for address, reply in pairs if reply.is_success]
-        more["accepted"] = list(dict.fromkeys(accepted))
+        accepted = [position for position, reply in enumerate(record.error.replies) if reply.is_success]
+        more["accepted"] = _named(recipients, accepted, redaction)
     more = {name: value for name, value in more.items() if value}
     return json.dumps(more) if more else None
+
+
+def _parts(record: Record, outcome: Outcome, error: NextHopError) -> Iterator[Record]:
+    """What became of the recipients, the first of them first: one record for each fate."""
+    groups: dict[tuple[Action, bool], list[int]] = {}
+    for position, reply in enumerate(outcome.replies):
+        groups.setdefault((_action_of(reply), position in record.unsure), []).append(position)
+    if len(groups) == 1:
+        yield record
+        return
+    envelope = record.tx.envelope
+    for (action, is_unsure), positions in groups.items():
+        recipients = tuple([envelope.recipients[position] for position in positions])
+        replies = tuple([outcome.replies[position] for position in positions])
+        is_accepted = action is Action.RELAY
+        yield replace(
+            record,
+            tx=replace(record.tx, envelope=replace(envelope, recipients=recipients)),
+            outcome=replace(outcome, action=action, reply=replies[0], replies=replies),
+            error=None if is_accepted else NextHopError(replies[0], "" if replies[0].is_foreign else str(error)),
+            rule=record.relay_rule if is_accepted else record.rule,
+            is_mixed=False,
+            unsure=frozenset(range(len(positions)) if is_unsure else ()),
+            unscanned=record.unscanned if is_accepted else "",
+            next_id=",".join(dict.fromkeys(filter(None, map(queue_id_in, replies)))) if is_accepted else "",
+            next_replies=replies if is_accepted and record.next_replies else (),
+        )
+
+
+def _action_of(reply: Reply) -> Action:
+    return Action.RELAY if reply.is_success else Action.TEMPFAIL if reply.is_temporary else Action.REJECT
+
+
+def _named(addresses: Sequence[str], positions: Iterable[int], redaction: Redaction) -> list[str]:
+    return list(dict.fromkeys([redaction.address(addresses[position]) for position in sorted(positions)]))
+
+
+def _recipients_by_queue_id(
+    addresses: Sequence[str], replies: Sequence[Reply], redaction: Redaction
+) -> dict[str, list[str]]:
+    found: dict[str, list[int]] = {}
+    for position, reply in enumerate(replies):
+        if reply.is_success and (queue_id := queue_id_in(reply)):
+            found.setdefault(redaction.text(queue_id), []).append(position)
+    named = {queue_id: _named(addresses, positions, redaction) for queue_id, positions in found.items()}
+    return named if len(named) > 1 else {}
 
 
 def _by_recipient(addresses: Sequence[str], replies: Sequence[Reply], redaction: Redaction) -> dict[str, str]:

@@ -54,19 +54,20 @@ _POLICY = re.compile(r"(?:(listeners|tenants)\.(.+)\.)?policy\.(\w+)")
 _PROFILE = re.compile(r"profiles\.(.+)\.(\w+)")
 
 
-def decided(rule: str, action: str) -> str:
-    """A sentence: `Rule policy.bounce applied: ...`; "" if no rule is known."""
+def decided(rule: str, action: str, error: str = "") -> str:
+    """A sentence: `Rule policy.bounce applied: ...`; "" if no rule is known. `error`: why there is no decision."""
     if not rule:
         return ""
     done = DONE.get(action, action)
     if found := _POLICY.fullmatch(rule):
         part, name, key = found.groups()
         where = {"listeners": f"the policy of listener {name}", "tenants": f"the policy of tenant {name}"}
-        return f"Rule {rule} applied: {_case(key)}, and {where.get(part, 'the policy')} says that such mail is {done}."
+        whose = where.get(part, "the policy")
+        return f"Rule {rule} applied: {_case(key, error)}, and {whose} says that such mail is {done}."
     if found := _PROFILE.fullmatch(rule):
         name, key = found.groups()
         return (
-            f"Rule {rule} applied: {_case(key)}, and the {name} profile says that such mail is {done} "
+            f"Rule {rule} applied: {_case(key, error)}, and the {name} profile says that such mail is {done} "
             f"(set policy.{key} to change this)."
         )
     if rule.startswith("lists.") and rule not in rule_names.DOCUMENTED:
@@ -74,7 +75,15 @@ def decided(rule: str, action: str) -> str:
     return f"Rule {rule} applied: {_fixed(rule)}. The mail was {done}."
 
 
-def _case(key: str) -> str:
+def chosen(rule: str) -> str:
+    """The same for a mail with which it was not done; "" if no rule is known."""
+    said = decided(rule, CANCELLED)
+    return f"{said.partition(', and ')[0].removesuffix('.')}." if said else ""
+
+
+def _case(key: str, error: str) -> str:
+    if error == "deadline" and key in ("failed", "unavailable"):  # they apply if `deadline` is not set
+        key = "deadline"
     return CASES.get(key, key)
 
 

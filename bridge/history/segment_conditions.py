@@ -56,7 +56,7 @@ class Conditions:
 
 
 def conditions(query: HistoryQuery, live: bool) -> Conditions:
-    times, values = common_conditions(query, lambda name: f":{name}")
+    times, values = common_conditions(query, lambda name: f":{name}", _live_queue_id if live else _finished_queue_id)
     others = [
         *_of_kinds(query, values),
         *_of_client(query, values),
@@ -65,6 +65,16 @@ def conditions(query: HistoryQuery, live: bool) -> Conditions:
     ]
     stored = {name: storable(value) for name, value in values.items()}
     return Conditions(times, others, stored, bool(query.id or query.what or query.attempt))
+
+
+def _live_queue_id(marks: list[str]) -> str:
+    ids = "','||next_id||','"  # of several next hops, joined by commas
+    either = " OR ".join(f"instr({ids}, ','||substr({mark}, 6)||',')" for mark in marks)
+    return f"(next_id LIKE '%,%' AND ({either}))"
+
+
+def _finished_queue_id(marks: list[str]) -> str:
+    return f"rowid IN (SELECT mail FROM address WHERE key IN ({', '.join(marks)}))"  # noqa: S608
 
 
 def _of_kinds(query: HistoryQuery, values: Values) -> Iterator[Condition]:

@@ -25,7 +25,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from bridge.history.entry import Kind, Row, address_keys
+from bridge.history.entry import Kind, Row, address_keys, queue_id_keys
 from bridge.history.segment_files import (
     finished_name,
     is_live,
@@ -286,13 +286,16 @@ def _added_columns(connection: sqlite3.Connection) -> Iterator[str]:
 def _copy_keys(connection: sqlite3.Connection) -> None:
     """SQLite sorts them: sorting them here would stop all other threads for a tenth of a second."""
     connection.execute("CREATE TEMP TABLE keys (key TEXT, mail INTEGER)")
-    mails = connection.execute("SELECT rowid, sender, recipients FROM finished.mail")
+    mails = connection.execute("SELECT rowid, sender, recipients, next_id FROM finished.mail")
     connection.executemany(
         "INSERT INTO keys VALUES (?, ?)",
         (
             (key, number)
-            for number, sender, recipients in mails
-            for key in address_keys(sender, recipients.split("\n") if recipients else ())
+            for number, sender, recipients, next_id in mails
+            for key in (
+                *address_keys(sender, recipients.split("\n") if recipients else ()),
+                *queue_id_keys(next_id),
+            )
         ),
     )
     connection.execute("INSERT OR IGNORE INTO finished.address SELECT key, mail FROM keys ORDER BY key, mail")

@@ -14,11 +14,11 @@ from typing import Any
 
 from bridge.api.scanning import readable_reasons
 from bridge.filter import rule_names
-from bridge.history.entry import LaterEvent, MailEntry, Row
+from bridge.history.entry import ACCEPTED_LATE, REFUSED_LATE, LaterEvent, MailEntry
 from bridge.history.mails import Mail, is_open
 from bridge.history.next_commands import PERSONAL, lists_of, matched_entry, next_commands
 from bridge.history.query import CANCELLED
-from bridge.history.rule_words import ERRORS, FAILURES, decided
+from bridge.history.rule_words import ACTIONS, ERRORS, FAILURES, chosen, decided
 from bridge.mail.action import Action
 from bridge.quarantine.worst_tags_first import worst_first
 
@@ -38,6 +38,7 @@ class Surroundings:
     is_direct: bool = True  # the client that we talk to sends its own mail; otherwise it is our mail server
     lists: tuple[str, ...] = ()  # those that the listener enforces
     next_hop: str = ""  # as the configuration spells it
+    next_hops: Mapping[str, str] = field(default_factory=dict)  # by recipient, if they have different ones
     tenant_domain: str = ""  # the first one of the mail's tenant
     scores: Mapping[str, float] = field(default_factory=dict)  # of tags, by the included service's defaults
 
@@ -115,12 +116,21 @@ def _fate(mail: Mail, around: Surroundings, kept: Kept | None) -> str:
     word, when = words.get(last.kind.action, last.kind.action), ""
     if last.kind.action == Action.RELAY:
         word, when = _handed_on(last, around)
+    if last.more.get("stopped"):
+        word = "interrupted by a stop of the listener"
     if last.kind.rule == rule_names.CLIENT_GONE:
-        word, when = words[CANCELLED], " before all of its content was sent"
+        word, when = word if last.more.get("stopped") else words[CANCELLED], " before all of its content was sent"
     elif last.kind.stage:
         when = f" {_AT_STAGE.get(last.kind.stage, '')}, before its content was sent".replace(" ,", ",")
     elif last.kind.action == CANCELLED:
-        when = " before a decision was made"
+        when = " while it was being handed on" if _is_on_its_way(last) else " before a decision was made"
+    answers = _Answers.of(mail)
+    if answers.unsure:
+        when += ", and may have been delivered"
+    elif answers.late and not answers.refused:
+        word, when = "delivered to the next hop", ", which answered too late for the client"
+    elif answers.refused:
+        when += ", and then refused by the next hop" + (" for some recipients" if answers.late else "")
     count = sum(map(is_open, mail.attempts[:-1]))
     if count and not is_open(last):
         word = f"deferred {_times(count)}, then {word}"
@@ -150,9 +160,13 @@ def _person(address: str) -> str:
 
 
 def _people(entry: MailEntry) -> str:
-    named = ", ".join(map(_person, entry.recipients[:_MANY]))
-    more = len(entry.recipients) - _MANY
-    return f"{named} and {more} more" if more > 0 else named or "unknown recipients"
+    return _named(entry.recipients) or "unknown recipients"
+
+
+def _named(recipients: Sequence[str]) -> str:
+    named = ", ".join(map(_person, recipients[:_MANY]))
+    more = len(recipients) - _MANY
+    return f"{named} and {more} more" if more > 0 else named
 
 
 def _what(mail: Mail) -> Iterator[Step]:
@@ -189,11 +203,37 @@ def _before(mail: Mail) -> Iterator[Step]:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """What is known about the recipients of the last attempt for whom the next hop did not answer in time."""
+
+    unsure: list[str]  # still without an answer
+    late: list[str]  # accepted, after the client had gone away
+    refused: list[str]  # refused or deferred after that
+
+    @classmethod
+    def of(cls, mail: Mail) -> _Answers:
+        unsure: list[str] = mail.last.more.get("unsure") or []
+        own = [event for event in mail.later if event.id == mail.last.row.id]
+        late, refused = (
+            [to for event in own if event.event == name for to in event.recipients]
+            for name in (ACCEPTED_LATE, REFUSED_LATE)
+        )
+        return cls([to for to in unsure if to not in (*late, *refused)], late, refused)
+
+
+def _is_on_its_way(entry: MailEntry) -> bool:
+    """Whether it was cancelled when the decision had been made, which is then not recorded."""
+    return entry.kind.action == CANCELLED and entry.row.relay_s > 0 and not entry.kind.decision
+
+
 # One attempt
 
 
 def _attempt(entry: MailEntry, around: Surroundings, number: int) -> Iterator[Step]:
-    row, rule = entry.row, decided(entry.kind.rule, entry.kind.would or entry.kind.action)
+    row, rule = entry.row, decided(entry.kind.rule, entry.kind.would or entry.kind.action, entry.kind.error)
+    if entry.kind.action == CANCELLED and not entry.kind.stage:
+        rule = chosen(entry.kind.rule)
     if around.tenant_domain:  # people do not know a tenant by its UUID
         tenant = f"tenant {entry.kind.tenant}"
         rule = rule.replace(tenant, f"{tenant} ({around.tenant_domain})")
@@ -216,7 +256,8 @@ def _arrival(entry: MailEntry, number: int) -> str:
     helo = f" (HELO {row.helo})" if row.helo else ""
     login = f", logged in as {entry.more['login']}," if entry.more.get("login") else ""
     if kind.rule == rule_names.CLIENT_GONE:
-        text = f"{client}{helo}{login} started to send it to listener {kind.listener}, but did not finish"
+        why = "which closed before the end" if entry.more.get("stopped") else "but did not finish"
+        text = f"{client}{helo}{login} started to send it to listener {kind.listener}, {why}"
     elif kind.stage:
         verb = "was refused" if kind.action == Action.REJECT else "was deferred"
         text = f"{client}{helo}{login} {verb} {_AT_STAGE.get(kind.stage, '')} by listener {kind.listener}"
@@ -238,15 +279,30 @@ def _lists(entry: MailEntry, around: Surroundings) -> str:
     if entry.kind.list:
         matched = entry.more.get("entry")
         which = f" ({matched})" if matched else ""
-        checked = f"The lists {_joined(around.lists)} were checked. " if len(around.lists) > 1 else ""
+        checked = f"The lists {_joined(_checked(entry, around))} were checked. " if len(around.lists) > 1 else ""
         whose = "personal list of a recipient" if entry.kind.rule in PERSONAL else f"list {entry.kind.list}"
         return f"{checked}The {whose} has a matching entry{which}."
     is_checked = not entry.kind.stage and entry.kind.action != CANCELLED
     if around.lists and is_checked and not entry.kind.rule.startswith(("limits.", "content")):
-        several = len(around.lists) > 1
-        names = _joined(around.lists)
-        return f"The {'lists' if several else 'list'} {names} {'were' if several else 'was'} checked: no entry matches."
+        names, missing = _checked(entry, around), _unchecked(entry)
+        if not names:
+            return missing
+        several = len(names) > 1
+        text = f"The {'lists' if several else 'list'} {_joined(names)} {'were' if several else 'was'} checked"
+        return f"{text}: no entry matches. {missing}".rstrip()
     return ""
+
+
+def _checked(entry: MailEntry, around: Surroundings) -> list[str]:
+    missing = entry.more.get("unchecked") or ()
+    return [name for name in around.lists if name not in missing]
+
+
+def _unchecked(entry: MailEntry) -> str:
+    missing = entry.more.get("unchecked") or ()
+    several = len(missing) > 1
+    names = f"The {'lists' if several else 'list'} {_joined(missing)} {'were' if several else 'was'} not checked"
+    return f"{names}: there was no local copy yet." if missing else ""
 
 
 def _scan(entry: MailEntry, around: Surroundings) -> Iterator[str]:
@@ -263,6 +319,10 @@ def _scan(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     elif kind.error in ERRORS:
         after = f" after {_duration(row.scan_s)}" if kind.scanner else ""
         yield f"{_capital(host)} gave no decision{after}: {ERRORS[kind.error]}{_why(entry)}."
+    elif _is_on_its_way(entry) and kind.scanner:
+        yield f"{_capital(host)} scanned it in {_duration(row.scan_s)}."
+    elif kind.action == CANCELLED and kind.scanner and entry.more.get("stopped"):
+        yield f"{_capital(host)} was scanning it when the listener was closed, after {_duration(row.scan_s)}."
     elif kind.action == CANCELLED and kind.scanner:
         yield f"{_capital(host)} was scanning it when {_peer(around)} disconnected, after {_duration(row.scan_s)}."
     elif kind.error in FAILURES:
@@ -270,7 +330,7 @@ def _scan(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     elif not kind.stage:
         yield "It was not scanned."
     if kind.late == "awaited":
-        yield "The scan continued after the deadline; its decision is kept for the next attempt."
+        yield "The scan continued after the deadline. If it succeeds, its decision is kept for the next attempt."
     elif kind.late == "running":
         yield "The scan of an earlier attempt was still running."
     if kind.unscanned:
@@ -320,18 +380,53 @@ def _shadow(entry: MailEntry) -> str:
 
 def _relay(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     row, kind = entry.row, entry.kind
-    hop = f"The next hop {around.next_hop}" if around.next_hop else "The next hop"
+    hop = _next_hop(around.next_hop)
+    unsure: list[str] = entry.more.get("unsure") or []
     if kind.action == Action.RELAY and not around.is_delivered_in_front and not kind.stage:
-        named = f" as {row.next_id}" if row.next_id else ""
-        yield f"{hop} accepted it{named} after {_duration(row.relay_s)}."
+        taken = _taken(entry, around, entry.recipients)
+        for one in taken:
+            named = f" as {one.queue_id}" if one.queue_id else ""
+            whose = f" for {_named(one.recipients)}" if len(taken) > 1 else ""
+            yield f"{_next_hop(one.hop)} accepted it{whose}{named} after {_duration(row.relay_s)}."
+    elif unsure:
+        if have := recipients_with_mail(entry):
+            yield f"{hop} accepted it for {_named(have)}."
+        whose = f" for {_named(unsure)}" if len(unsure) < len(entry.recipients) else ""
+        why = _why(entry) if kind.error else ""
+        yield f"{hop} received all of it, but its answer{whose} did not come in time{why}: it may have accepted it."
     elif kind.error == "next_hop":
         whose = " for all recipients" if recipients_with_mail(entry) else ""
         yield f"{hop} did not accept it{whose}{_why(entry)}."
 
 
+@dataclass(slots=True)
+class _Taken:
+    """A next hop that has accepted the mail."""
+
+    hop: str
+    queue_id: str
+    recipients: list[str] = field(default_factory=list)
+
+
+def _taken(entry: MailEntry, around: Surroundings, recipients: Sequence[str]) -> list[_Taken]:
+    next_ids: dict[str, list[str]] = entry.more.get("next_ids") or {entry.row.next_id: list(entry.recipients)}
+    found: dict[tuple[str, str], _Taken] = {}
+    for to in recipients or ("",):
+        hop = around.next_hops.get(to, around.next_hop)
+        queue_id = next((queue_id for queue_id, own in next_ids.items() if to in own), "" if to else entry.row.next_id)
+        found.setdefault((hop, queue_id), _Taken(hop, queue_id)).recipients.append(to)
+    return list(found.values())
+
+
+def _next_hop(name: str) -> str:
+    return f"The next hop {name}" if name else "The next hop"
+
+
 def _answer(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     row, kind = entry.row, entry.kind
-    if kind.action == CANCELLED:
+    if kind.action == CANCELLED and entry.more.get("stopped"):
+        yield f"The listener was closed, and {_peer(around)} received no answer for this mail."
+    elif kind.action == CANCELLED:
         yield f"{_capital(_peer(around))} disconnected before it received an answer."
     elif around.is_delivered_in_front and kind.action not in (Action.REJECT, Action.TEMPFAIL):
         yield "The mail server answered its client itself."
@@ -355,7 +450,7 @@ def _duration(seconds: float) -> str:
 
 def recipients_with_mail(entry: MailEntry) -> list[str]:
     """Those for whom the next hop accepted a mail that it refused for others."""
-    if entry.kind.action not in (Action.REJECT, Action.TEMPFAIL):
+    if entry.kind.action not in (Action.REJECT, Action.TEMPFAIL, CANCELLED):
         return []
     replies: dict[str, str] = entry.more.get("replies") or {}
     return entry.more.get("accepted") or [to for to, reply in replies.items() if reply.startswith("2")]
@@ -374,14 +469,20 @@ def _later(event: LaterEvent) -> str:
     words["digest sent"] = "A digest that lists it was sent"
     words["released in part"] = f"It was released in part from the quarantine{who}"
     words["release failed"] = f"It could not be released from the quarantine{who}"
+    words[ACCEPTED_LATE] = "After the client had gone, the next hop accepted it"
+    words[REFUSED_LATE] = "After the client had gone, the next hop did not accept it"
     words["release unsure"] = f"The next hop did not answer a release from the quarantine{who}"
     return f"{words.get(event.event, f'It was {event.event}{who}')}{text}".removesuffix(".") + "."
 
 
 def _others(mail: Mail) -> Iterator[Step]:
-    if mail.others:
-        ids = ", ".join(entry.row.id for entry in mail.others[:_MANY] if entry.row.id)
-        count = len(mail.others)
+    own = {attempt.row.id for attempt in mail.attempts} - {""}
+    if parts := [entry for entry in mail.others if entry.row.id in own]:
+        fates = [f"{ACTIONS.get(part.kind.action, part.kind.action)} for {_people(part)}" for part in parts]
+        yield Step(None, f"The same mail was {_joined(fates)}.")
+    if others := [entry for entry in mail.others if entry.row.id not in own]:
+        ids = ", ".join(entry.row.id for entry in others[:_MANY] if entry.row.id)
+        count = len(others)
         mails = "a separate mail" if count == 1 else f"{count} separate mails"
         yield Step(None, f"The same message also arrived as {mails}: {ids}.")
 
@@ -400,9 +501,7 @@ def _now(mail: Mail, around: Surroundings, kept: Kept | None, moment: float) -> 
         case Action.RELAY if around.maildir:
             text = f"In the Maildir {around.maildir}, in a file with {row.id} in its name, unless someone has moved it."
         case Action.RELAY:
-            hop = around.next_hop or "the next hop"
-            queue = f", queue id {row.next_id}" if row.next_id else ""
-            text = f"{_capital(hop)} has it{queue}, or has delivered it already; see its log."
+            text = _at_next_hops(_taken(last, around, last.recipients))
         case Action.HOLD:
             queue = f" as {row.queue_id}" if row.queue_id else ""
             text = (
@@ -418,17 +517,46 @@ def _now(mail: Mail, around: Surroundings, kept: Kept | None, moment: float) -> 
         case "cancelled":
             who = "the mail server in front of the bridge" if around.is_after_queue else "the sending mail server"
             text = f"As far as we know, {who} has it and will try again later. No later attempt is recorded."
+    answers = _Answers.of(mail)
+    if answers.unsure:
+        text += f" {_unsure(answers.unsure, around)}"
+    elif answers.late:
+        text += f" The next hop has it for {_named(answers.late)}, who may get it twice."
     if have := recipients_with_mail(last):
-        text = f"{_accepted(row, around, have)} For the others: {text[:1].lower()}{text[1:]}"
+        text = f"{_accepted(last, around, have)} For the others: {text[:1].lower()}{text[1:]}"
     is_deleted = any(event.event == "deleted" for event in mail.later)
     return " ".join(filter(None, [text, _in_quarantine(kind.action, kept, is_deleted=is_deleted)]))
 
 
-def _accepted(row: Row, around: Surroundings, recipients: list[str]) -> str:
-    queue = f", queue id {row.next_id}" if row.next_id else ""
-    named = ", ".join(map(_person, recipients[:_MANY]))
-    more = f" and {len(recipients) - _MANY} more" if len(recipients) > _MANY else ""
-    return f"{_capital(around.next_hop or 'the next hop')} accepted it for {named}{more}{queue}."
+def _accepted(entry: MailEntry, around: Surroundings, recipients: list[str]) -> str:
+    queue = f", queue id {entry.row.next_id}" if entry.row.next_id and not entry.more.get("next_ids") else ""
+    taken = _taken(entry, around, recipients)
+    return " ".join(
+        f"{_capital(one.hop or 'the next hop')} accepted it for {_named(one.recipients)}"
+        f"{f', queue id {one.queue_id}' if one.queue_id else queue}."
+        for one in taken
+    )
+
+
+def _at_next_hops(taken: Sequence[_Taken]) -> str:
+    several = len(taken) > 1
+    has_it = [
+        f"{_capital(one.hop or 'the next hop')} has it"
+        + (f" for {_named(one.recipients)}" if several else "")
+        + (f", queue id {one.queue_id}" if one.queue_id else "")
+        for one in taken
+    ]
+    if several:
+        return f"{'. '.join(has_it)}. They may have delivered it already; see their logs."
+    return f"{has_it[0]}, or has delivered it already; see its log."
+
+
+def _unsure(recipients: list[str], around: Surroundings) -> str:
+    hops = _joined(list(dict.fromkeys(around.next_hops.get(to, around.next_hop) for to in recipients)))
+    return (
+        f"It is unknown whether {hops or 'the next hop'} has accepted it for {_named(recipients)}: look for it in that "
+        "server's log. If so, the next attempt delivers it a second time."
+    )
 
 
 def _refused(entry: MailEntry, around: Surroundings) -> str:

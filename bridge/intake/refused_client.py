@@ -20,6 +20,7 @@ class RefusedClient:
     reason: str  # the label of the metric
     rule: str
     reply: Reply | None = None  # None: the connection was closed without a word
+    is_stopped: bool = False  # the listener was closing
 
 
 def too_many(stage: str, client: str | None, sender: str, reply: Reply) -> RefusedClient:

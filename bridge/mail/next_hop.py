@@ -6,6 +6,8 @@ quarantine raise and catch it without knowing each other.
 
 from __future__ import annotations
 
+import asyncio
+
 from bridge.errors import BridgeError, FailureLabel
 from bridge.mail.reply import Reply
 
@@ -27,3 +29,12 @@ class NextHopError(BridgeError):
     def may_be_delivered(self) -> bool:
         """Whether some recipients may have the mail although the next hop did not say so."""
         return bool(self.unsure)
+
+
+class Interrupted(asyncio.CancelledError):
+    """The relay was cancelled when it could no longer take the mail back from every recipient."""
+
+    def __init__(self, unsure: frozenset[int], accepted: frozenset[int] = frozenset()) -> None:
+        super().__init__()
+        self.unsure = unsure  # recipients, by position: as in `NextHopError`
+        self.accepted = accepted  # those for whom a next hop has accepted it

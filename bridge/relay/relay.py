@@ -24,11 +24,12 @@ import asyncio
 import itertools
 import logging
 import math
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Protocol, assert_never
 
 from bridge.mail import bare_line_ends
-from bridge.mail.next_hop import NextHopError
+from bridge.mail.next_hop import Interrupted, NextHopError
 from bridge.mail.reply import Reply, weightiest
 from bridge.mail.transaction import Transaction
 from bridge.relay import client_replies, commands, dot_stuffing, who_gets_the_mail
@@ -57,6 +58,9 @@ log = logging.getLogger("bridge.relay")
 _TIMER_S = 1.0  # a limit is longer by this much if the connection's own timer is to fire first
 _NO_SUCH_COMMAND = frozenset({500, 502})  # RFC 5321 4.2.4: no answer to MAIL, RCPT or DATA
 
+# An answer that came after the caller was cancelled: our id for the mail, the recipients, and the reply to them.
+OnLateAnswer = Callable[[str, Sequence[str], Reply], None]
+
 
 class Mixed(NextHopError):
     """Not every recipient has the mail. `reply` speaks for all of them, `replies` for each."""
@@ -75,7 +79,10 @@ class Relay(Protocol):
     """A next hop of any kind."""
 
     async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
-        """Send `head` and the message. Raises NextHopError: the mail is not delivered, or that is unknown."""
+        """Send `head` and the message. Raises NextHopError: the mail is not delivered, or that is unknown.
+
+        Raises Interrupted if it is cancelled when recipients may have the mail.
+        """
 
     async def probe(self) -> tuple[str, ...]:
         """The extensions that the next hop offers. Raises NextHopError."""
@@ -91,8 +98,9 @@ class _StaleConnection(Exception):
 class SmtpRelay:
     """One SMTP or LMTP next hop."""
 
-    def __init__(self, settings: RelaySettings) -> None:
+    def __init__(self, settings: RelaySettings, on_late_answer: OnLateAnswer = lambda *_: None) -> None:
         self._settings = settings
+        self._on_late_answer = on_late_answer
         self._is_lmtp = settings.next_hop.protocol == "lmtp"
         self.pool = Pool(settings)
         self._finishing: set[NextHopConnection] = set()  # the dot is written, the answer is outstanding
@@ -110,7 +118,8 @@ class SmtpRelay:
         except _StaleConnection:
             conn = await self.pool.renew(conn, deadline)
             expected = await self._hand_over(conn, tx, head, deadline)
-        return await self._finish(conn, tx.id, expected, self._last_answer_by(expected, deadline))
+        until = self._last_answer_by(expected, deadline)
+        return await self._finish(conn, tx.id, tx.envelope.addresses, expected, until)
 
     async def probe(self) -> tuple[str, ...]:
         conn = await open_connection(self._settings, self.pool.names, math.inf)
@@ -269,27 +278,35 @@ class SmtpRelay:
             return math.inf
         return max(deadline, monotonic() + self._settings.timeout_s + _TIMER_S)
 
-    async def _finish(self, conn: NextHopConnection, mail_id: str, expected: DotAnswers, until: float) -> Delivered:
+    async def _finish(
+        self, conn: NextHopConnection, mail_id: str, recipients: Sequence[str], expected: DotAnswers, until: float
+    ) -> Delivered:
         try:
             received = await self._dot_answers(conn, expected, until)
         except asyncio.CancelledError:
-            task = asyncio.create_task(self._finish_without_client(conn, mail_id, expected, until))
+            task = asyncio.create_task(self._finish_without_client(conn, mail_id, recipients, expected, until))
             self._orphaned.add(task)
             task.add_done_callback(self._orphaned.discard)
-            raise
+            raise Interrupted(frozenset(range(len(recipients))) - expected.refused.keys()) from None
         return self._conclude(conn, expected, received)
 
     async def _finish_without_client(
-        self, conn: NextHopConnection, mail_id: str, expected: DotAnswers, until: float
+        self, conn: NextHopConnection, mail_id: str, recipients: Sequence[str], expected: DotAnswers, until: float
     ) -> None:
         received = await self._dot_answers(conn, expected, until)
         try:
             delivered = self._conclude(conn, expected, received)
         except NextHopError as exc:
             log.warning("mail %s: the client disconnected, and the next hop did not accept the mail: %s", mail_id, exc)
+            replies = exc.replies or (exc.reply,) * len(recipients)
+            unsure = exc.unsure
         else:
+            replies, unsure = delivered.replies, frozenset()
             text = "mail %s: the client disconnected, but the next hop accepted the mail: %s"
             log.info(text, mail_id, delivered.reply)
+        known = [position for position in range(len(recipients)) if position not in unsure | expected.refused.keys()]
+        for reply in dict.fromkeys(replies[position] for position in known):
+            self._on_late_answer(mail_id, [recipients[each] for each in known if replies[each] == reply], reply)
 
     async def _dot_answers(self, conn: NextHopConnection, expected: DotAnswers, until: float) -> list[Reply]:
         return await conn.replies(expected.count, self._settings.timeout_s, until, settles=True)

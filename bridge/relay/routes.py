@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from bridge.mail.address import domain_of
 from bridge.mail.envelope import Recipient
-from bridge.mail.next_hop import NextHopError
+from bridge.mail.next_hop import Interrupted, NextHopError
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
 from bridge.relay.relay import Mixed, Relay
@@ -44,6 +44,11 @@ class Routes:
         for relay, numbers in groups.items():
             try:
                 delivered = await relay.deliver(_part(tx, numbers), head, deadline)
+            except asyncio.CancelledError as exc:
+                unsure = _positions(numbers, exc.unsure) if isinstance(exc, Interrupted) else frozenset()
+                if unsure or each:
+                    raise Interrupted(unsure, frozenset(each)) from None
+                raise
             except NextHopError as exc:
                 exc.unsure = _positions(numbers, exc.unsure)
                 if done:
@@ -81,11 +86,15 @@ def _part(tx: Transaction, numbers: list[int]) -> Transaction:
 
 async def _to_all(groups: dict[Relay, list[int]], tx: Transaction, head: bytes, deadline: float) -> Delivered:
     """Deliver to all next hops at the same time; each recipient gets its own next hop's answer."""
-    async with asyncio.TaskGroup() as tasks:
-        running = [
-            (numbers, tasks.create_task(_answers(relay, _part(tx, numbers), head, deadline)))
-            for relay, numbers in groups.items()
-        ]
+    running: list[tuple[list[int], asyncio.Task[_Answer]]] = []
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for relay, numbers in groups.items():
+                running.append((numbers, tasks.create_task(_answers(relay, _part(tx, numbers), head, deadline))))
+    except asyncio.CancelledError:
+        if (interrupted := _interrupted(running)) is not None:
+            raise interrupted from None
+        raise
     each: dict[int, Reply] = {}
     ids = []
     unsure: frozenset[int] = frozenset()
@@ -106,14 +115,30 @@ async def _to_all(groups: dict[Relay, list[int]], tx: Transaction, head: bytes, 
 class _Answer:
     """The answer of one next hop, about its recipients."""
 
-    replies: tuple[Reply, ...]
+    replies: tuple[Reply, ...]  # none if it was cancelled
     queue_id: str = ""
     unsure: frozenset[int] = frozenset()  # see NextHopError
+
+
+def _interrupted(running: list[tuple[list[int], asyncio.Task[_Answer]]]) -> Interrupted | None:
+    """Who has the mail, or may have it, after all of them were cancelled; None if nobody has."""
+    unsure: frozenset[int] = frozenset()
+    accepted: frozenset[int] = frozenset()
+    for numbers, task in running:
+        if task.cancelled() or task.exception() is not None:
+            continue
+        answer = task.result()
+        unsure |= _positions(numbers, answer.unsure)
+        taken = [position for position, reply in enumerate(answer.replies) if reply.is_success]
+        accepted |= _positions(numbers, frozenset(taken))
+    return Interrupted(unsure, accepted) if unsure or accepted else None
 
 
 async def _answers(relay: Relay, part: Transaction, head: bytes, deadline: float) -> _Answer:
     try:
         delivered = await relay.deliver(part, head, deadline)
+    except Interrupted as exc:
+        return _Answer((), unsure=exc.unsure)
     except Mixed as exc:
         return _Answer(exc.replies, exc.queue_id, exc.unsure)
     except NextHopError as exc:

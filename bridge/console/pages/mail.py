@@ -120,7 +120,7 @@ def _told(call: Call, mail: Mail) -> tuple[Kept | None, Any]:
     if call.person.sees_everything:
         return found, tell(mail, around, found)
     found = replace(found, problem=UNREADABLE) if found is not None and found.problem else found
-    return found, replace(tell(mail, replace(around, next_hop=""), found), commands=())
+    return found, replace(tell(mail, replace(around, next_hop="", next_hops={}), found), commands=())
 
 
 def _for_tenant(mail: Mail) -> Mail:

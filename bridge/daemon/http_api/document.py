@@ -151,7 +151,11 @@ def _schemas() -> Json:
     later = {
         "time": _TIME,
         "id": _TEXT,
-        "event": {**_TEXT, "description": "For example `released`, `deleted`, `reported as spam` or `digest sent`."},
+        "event": {
+            **_TEXT,
+            "description": "For example `released`, `deleted`, `reported as spam`, `digest sent`, "
+            "`accepted late` or `refused late`.",
+        },
         "by": {**_TEXT, "description": "Who did it."},
         "text": _TEXT,
     }
@@ -179,7 +183,11 @@ def _mail_fields() -> Json:
     milliseconds: Json = {"type": "number", "minimum": 0}
     return {
         "time": {**_TIME, "description": "When its processing ended."},
-        "id": {**_TEXT, "description": "Our id; absent for refusals that share an entry."},
+        "id": {
+            **_TEXT,
+            "description": "Our id; absent for refusals that share an entry. A mail has several entries if the client "
+            "received different answers for its recipients.",
+        },
         "session": _TEXT,
         "listener": _TEXT,
         "tenant": _TEXT,
@@ -205,12 +213,31 @@ def _mail_fields() -> Json:
         "accepted": {
             "type": "array",
             "items": _TEXT,
-            "description": "The recipients for whom the next hop accepted a mail that it refused for others.",
+            "description": "The recipients for whom the next hop accepted a mail that it refused for others, or whose "
+            "client had gone.",
+        },
+        "unsure": {
+            "type": "array",
+            "items": _TEXT,
+            "description": "The recipients for whom it is unknown whether the next hop has accepted the mail: it got "
+            "all of it, but there was no answer in time. A later event may have the answer.",
         },
         "ggrid": _TEXT,
         "scanner": {**_TEXT, "description": f"The URL of the last scanner host that was used. {_NOT_FOR_TENANTS}"},
         "queue_id": {**_TEXT, "description": "The mail's queue id on the mail server in front of the bridge."},
-        "next_id": {**_TEXT, "description": "The mail's queue id at the next hop."},
+        "next_id": {
+            **_TEXT,
+            "description": "The mail's queue id at the next hop; those of several next hops are joined by commas.",
+        },
+        "next_ids": {
+            "type": "object",
+            "additionalProperties": {"type": "array", "items": _TEXT},
+            "description": "For each queue id, the recipients whose next hop gave it, if there are several.",
+        },
+        "stopped": {
+            "type": "boolean",
+            "description": "True if the mail is `cancelled` because the bridge closed the listener.",
+        },
         "attempt": {**_TEXT, "description": "An id that all attempts to send this mail share, if it was deferred."},
         "wait_ms": milliseconds,
         "scan_ms": milliseconds,
@@ -231,6 +258,11 @@ def _mail_fields() -> Json:
             "type": "object",
             "additionalProperties": _TEXT,
             "description": f"For each list: the entry that the scanner found, if it named one. {_NOT_FOR_TENANTS}",
+        },
+        "unchecked": {
+            "type": "array",
+            "items": _TEXT,
+            "description": "Enforced lists that were not checked, because there was no local copy yet.",
         },
         "limit": {**_TEXT, "description": "The limit that was reached."},
         "mails": {**_NUMBER, "description": "How many refusals share this entry, if there are several."},

@@ -106,4 +106,5 @@ class HooksContext:
 
     def gone(self, peer: str | None) -> None:
         """A client went away before it had our answer."""
-        self._on_cancelled(RefusedClient("data", peer, "", "", rule_names.CLIENT_GONE))
+        is_stopped = self.filter.is_stopping
+        self._on_cancelled(RefusedClient("data", peer, "", "", rule_names.CLIENT_GONE, is_stopped=is_stopped))

@@ -82,9 +82,13 @@ class HooksServer:
 
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, close what is idle, let running mail finish, then close everything."""
-        finished = await self.listener.drain(timeout_s, HooksConnection.shutdown, HooksConnection.cut)
+        finished = await self.listener.drain(timeout_s, HooksConnection.shutdown, self._cut)
         if not finished:
             await self.listener.wait_until_empty(_AFTER_CUT_S)
+
+    def _cut(self, connection: HooksConnection) -> None:
+        self.context.filter.is_stopping = True
+        connection.cut()
 
 
 class HooksConnection(HttpConnection):

@@ -436,7 +436,8 @@ class MilterConnection(asyncio.Protocol):
             mail.close()
             if is_cut_short:
                 address = self._describe().client.address
-                self._context.on_cancelled(RefusedClient("data", address, mail.sender, "", rule_names.CLIENT_GONE))
+                is_stopped, rule = self._context.filter.is_stopping, rule_names.CLIENT_GONE
+                self._context.on_cancelled(RefusedClient("data", address, mail.sender, "", rule, is_stopped=is_stopped))
 
 
 _Handler = Callable[[MilterConnection, bytes], None]

@@ -56,8 +56,10 @@ class MilterServer:
 
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, close what is idle, let running mail finish, then close everything."""
-        finished = await self.listener.drain(
-            timeout_s, lambda connection: connection.finish(), lambda connection: connection.cut()
-        )
+        finished = await self.listener.drain(timeout_s, lambda connection: connection.finish(), self._cut)
         if not finished:
             await self.listener.wait_until_empty(_AFTER_CUT_S)
+
+    def _cut(self, connection: OpenConnection) -> None:
+        self.context.filter.is_stopping = True
+        connection.cut()

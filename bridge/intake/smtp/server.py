@@ -151,7 +151,11 @@ class SmtpServer:
 
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, close idle sessions, let running mail finish within the time."""
-        await self.listener.drain(timeout_s, _finish, _cut)
+        await self.listener.drain(timeout_s, _finish, self._cut)
+
+    def _cut(self, session: SmtpConnection) -> None:
+        self._filter.is_stopping = True
+        session.goodbye(GOODBYE)
 
     # Hooks: called with the connection, its session and its envelope, as in aiosmtpd
 
@@ -261,9 +265,9 @@ class SmtpServer:
 
     def handle_CANCEL(self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope) -> None:
         """The client went away, or was cut off, before the end of the content."""
-        self._on_cancelled(
-            RefusedClient("data", _sending_host(session), envelope.mail_from or "", "", rule_names.CLIENT_GONE)
-        )
+        client, sender = _sending_host(session), envelope.mail_from or ""
+        is_stopped = self._filter.is_stopping
+        self._on_cancelled(RefusedClient("data", client, sender, "", rule_names.CLIENT_GONE, is_stopped=is_stopped))
 
     def handle_DATA(
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope
@@ -378,10 +382,6 @@ def _finish(session: SmtpConnection) -> None:
         session.goodbye_after_mail(GOODBYE)
     else:
         session.goodbye(GOODBYE)
-
-
-def _cut(session: SmtpConnection) -> None:
-    session.goodbye(GOODBYE)
 
 
 def _sending_host(session: SmtpSession) -> str | None:
