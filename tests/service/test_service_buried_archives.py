@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import lzma
 import random
 import struct
 import zlib
@@ -14,11 +16,13 @@ from pathlib import Path
 import pytest
 
 from bridge.service.analysis.content import archive_marks
+from bridge.service.analysis.inspection import inspect
+from tests.mime.encodings import uuencoded
 from tests.processor_time import fair_cpu_s
 from tests.requirements import library
 from tests.service.container_kit import extracted
 from tests.service.service_kit import EICAR
-from tests.service.test_service_documents import tags
+from tests.service.test_service_documents import ALL, tags
 
 PROGRAM = b"MZ" + bytes(58) + struct.pack("<I", 64) + b"PE\0\0" + b"program " * 40
 NAME = b"x.exe"
@@ -76,6 +80,23 @@ def test_a_few_bytes_before_it_hid_an_archive_of_this_kind(kind: str, before: st
     content = PRECEDING[before] + OPENED[kind]()
     assert "mime:executable" in tags(content, "a.bin")
     assert PROGRAM in extracted("7z", content, "a.bin", tmp_path).values()
+
+
+IN_TEXT = {
+    **{kind: (lambda made=made: b"junk of any sort" + made()) for kind, made in OPENED.items()},
+    "7z": lambda: b"junk of any sort" + written("7zip"),
+    "gzip": lambda: b"junk of any sort" + gzip.compress(PROGRAM),
+    "xz": lambda: b"junk of any sort" + lzma.compress(PROGRAM),
+    "lzma": lambda: lzma.compress(PROGRAM, lzma.FORMAT_ALONE),
+}
+
+
+@pytest.mark.parametrize("kind", IN_TEXT)
+def test_an_encoded_file_in_a_text_hid_an_archive_of_this_kind(kind: str) -> None:
+    """MIME-tools, ripMIME and uudeview save a file that is in uuencode, and we looked only at its first bytes."""
+    library("libarchive", "archives")
+    lines = [b"From: a@example.org", b"", b"Hello.", b"", *uuencoded(IN_TEXT[kind](), random.Random(1))]
+    assert "mime:executable" in inspect(b"\r\n".join(lines), ALL).tags
 
 
 def arj() -> bytes:

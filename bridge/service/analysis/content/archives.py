@@ -117,6 +117,7 @@ _COMPRESSED_NAMES = frozenset(_COMPRESSED.split())
 _PICTURES = (IMAGE, MEDIA)
 BURIED = "buried"
 _BEHIND = (*archive_marks.KINDS, BURIED)
+_OPENED_BEHIND = tuple(kind for kind in archive_marks.KINDS if kind in more_archives.KINDS)
 _SPLIT = frozenset({"zip", "tar", "gzip", "bzip2", "xz"})
 _VOLUME = re.compile(r"\.(?:\d{3}|aa|z\d\d)\Z", re.IGNORECASE)
 _GUESSES = frozenset({BURIED, "lzma"})
@@ -201,6 +202,15 @@ def behind(content: bytes, wanted: Collection[str] = _BEHIND) -> list[str]:
     """Those archives that may begin anywhere in it."""
     found = [kind for kind in archive_marks.KINDS if kind in wanted and archive_marks.is_anywhere(content, kind)]
     return [*found, BURIED] if BURIED in wanted and has_buried(content) else found
+
+
+def may_have_one_behind(content: bytes) -> bool:
+    """Whether an object in doubt may be an archive that `kind_of` does not recognise, of a kind that is opened.
+
+    The marks of others may be a coincidence, and most of what is tested is noise.
+    """
+    is_marked = any(archive_marks.is_anywhere(content, kind) for kind in _OPENED_BEHIND)
+    return is_marked or has_buried(content) or is_lzma(content) or is_lzma86(content)
 
 
 def _is_only_picture(content: bytes, names: Collection[str]) -> bool:
