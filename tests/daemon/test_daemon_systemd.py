@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.daemon.systemd import notify
+from bridge.daemon import systemd
 from bridge.testing import TOKEN
 from tests.daemon.process_kit import ROOT, Bridge, environment, get, parts, scanbridge, start, until, write_config
 
@@ -180,14 +180,21 @@ def test_a_notification_socket_that_nobody_reads_stopped_all_mail(
     """Once it was full, the event loop waited for its reader."""
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
     with ExitStack() as stack:
+        stack.callback(_close_our_socket)
         unread = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         unread.bind(str(tmp_path / "notify"))
         while _fill(stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)), tmp_path / "notify"):
             pass  # a sender may be refused because of what it sent itself, so only a new one shows that it is full
-        notifying = threading.Thread(target=notify, args=("WATCHDOG=1",), daemon=True)
+        notifying = threading.Thread(target=systemd.notify, args=("WATCHDOG=1",), daemon=True)
         notifying.start()
         notifying.join(60)
         assert not notifying.is_alive()
+
+
+def _close_our_socket() -> None:
+    """A daemon keeps it until it ends; here, that would be the whole test run."""
+    systemd._socket().close()
+    systemd._socket.cache_clear()
 
 
 def _fill(sender: socket.socket, path: Path) -> int:
