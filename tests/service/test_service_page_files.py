@@ -12,6 +12,7 @@ import pytest
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
 from tests.long_cases import few
+from tests.processor_time import fair_cpu_s
 from tests.service.service_kit import EICAR, attached, mail, zipped
 
 DATA = "data:application/octet-stream;base64," + base64.b64encode(EICAR).decode()
@@ -138,3 +139,50 @@ def test_upper_case_begin_in_a_binary_file_was_not_found(begin: bytes) -> None:
     content = bytes(range(256)) * 8 + b"\n" + begin + lines + b"`\nend\n"
     assert "malware:eicar" in inspect(attached(content, "a.bin"), Limits()).tags
     assert "malware:eicar" in inspect(attached(zipped(("a.bin", content)), "a.zip"), Limits()).tags
+
+
+# Scripts that are not between tags
+
+SAVED = f'a.href=URL.createObjectURL(new Blob([atob("{base64.b64encode(zipped(("a.com", EICAR))).decode()}")]))'
+SCRIPT = "data:text/javascript;base64," + base64.b64encode(SAVED.encode()).decode()
+FRAME = html.escape(f'<script src="{SCRIPT}"></script>')
+SCRIPTS = {
+    "the address of a script": f'<script src="{SCRIPT}"></script>',
+    "without quotes": f"<script src={SCRIPT}></script>",
+    "of any type": '<script src="{}"></script>'.format(SCRIPT.replace("text/javascript", "application/x")),
+    "without a type": '<script src="{}"></script>'.format(SCRIPT.replace("text/javascript", "")),
+    "in a drawing": f'<svg xmlns="http://www.w3.org/2000/svg"><script href="{SCRIPT}"/></svg>',
+    "a module": f'<script type=module>import "{SCRIPT}"</script>',
+    "loaded by another one": f'<script src="data:,s.src%3d%27{SCRIPT}%27"></script>',
+    "an attribute": f'<img src=x onerror="{html.escape(SAVED)}">',
+    "an attribute with numbers": "<img src=x onerror='" + SAVED.replace('"', "&#34;") + "'>",
+    "a frame": '<iframe srcdoc="' + html.escape(f"<script>{SAVED}</script>") + '"></iframe>',
+    "a script of a frame": f'<iframe srcdoc="{FRAME}"></iframe>',
+    "an address": "<a href='javascript:" + SAVED.replace('"', "%27") + "'>x</a>",
+    "a hidden address": "<a href='&#106;avascript:" + SAVED.replace('"', "%27") + "'>x</a>",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_files_that_such_a_script_saves_were_missed(name: str) -> None:
+    page = SCRIPTS[name].encode()
+    assert {"malware:eicar", "attachment:builds-file"} <= inspect(attached(page, "a.html"), Limits()).tags
+    assert "malware:eicar" in inspect(attached(zipped(("a.html", page)), "a.zip"), Limits()).tags
+
+
+def test_where_a_script_leads_was_missed() -> None:
+    script = base64.b64encode(b'location="https://nasty.example/"').decode()
+    page = f'<script src="data:text/javascript;base64,{script}"></script>'.encode()
+    assert "nasty.example" in inspect(attached(page, "a.html"), Limits()).hosts
+
+
+def test_a_script_that_makes_a_field_for_passwords_was_missed() -> None:
+    page = b'<form><input id=a></form><script>a.setAttribute("type", "password")</script>'
+    assert "attachment:credential-form" in inspect(attached(page, "a.html"), Limits()).tags
+
+
+@pytest.mark.parametrize(
+    "page", ['<p onload="' + "&#39;" * 100_000, " onaaa" * 100_000 + "&", '<i srcdoc="&amp;' * 20_000]
+)
+def test_scripts_in_attributes_take_little_time(page: str) -> None:
+    assert fair_cpu_s(lambda: inspect(attached(page.encode() + b"<script>", "a.html"), Limits())) < 2

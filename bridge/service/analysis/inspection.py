@@ -335,11 +335,13 @@ class _MailInspector(AmbiguityInspector):
                 self.show(file.content, names)
                 if is_hidden:
                     self.inner_page(file, nesting)
-                self.file(file.content, (), nesting)
+                # What searches pages for files that scripts save also searches scripts.
+                self.file(file.content, (PAGE_NAME,) if page_files.may_be_script(file) else (), nesting)
 
     def inner_page(self, file: page_files.PageFile, nesting: int) -> None:
-        """A page in an address of another one is shown as a frame, with its links."""
-        if not recognition.is_web_page(file.content, ()) and not recognition.is_page_type(file.content_type):
+        """A page in an address of another one is shown as a frame, with its links; a script may contain addresses."""
+        is_page = recognition.is_web_page(file.content, ()) or recognition.is_page_type(file.content_type)
+        if not is_page and not page_files.may_be_script(file):
             return
         if nesting >= self.budget.depth:
             raise TooMuch("archive-depth")

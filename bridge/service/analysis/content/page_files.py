@@ -15,6 +15,7 @@ from urllib.parse import unquote, unquote_to_bytes
 
 from bridge.mime import encodings
 from bridge.mime.rare_charsets import escapes_replaced
+from bridge.service.analysis.content import file_types
 from bridge.service.analysis.content.link_address import without_breaks
 from bridge.service.analysis.content.links import ascii_lower
 
@@ -24,6 +25,8 @@ _NAME = re.compile(  # of an attribute, of a property, or in `setAttribute("down
     r"[\s\"'`./]download(?:\s*+=|[\"'`]\s*+(?:\]\s*+)?[=,])\s*+(?:\"([^\"]*)|'([^']*)|`([^`]*)|([^\s>]+))",
     re.IGNORECASE,
 )
+_TYPE = re.compile(r"[a-z0-9.+-]{1,99}/[a-z0-9.+-]{1,99}")
+_NO_SCRIPTS = ("image/", "audio/", "video/", "font/", "text/css", "text/csv")
 _SHOWN = 255  # characters at the end of a name, which decide how a file is opened
 _MAX_TYPE = 200  # characters of a media type; no program has a longer one
 _MAX_PARAMETERS = 2000  # characters; after more, both readings are tried
@@ -59,6 +62,14 @@ def files(page: str, charge: Callable[[int], object] | None = None) -> Iterator[
                 yield PageFile(kind, encodings.decode(content, "base64")[0])
             if not parameters.endswith("base64"):  # not every browser looks for it elsewhere
                 yield PageFile(kind, content)
+
+
+def may_be_script(file: PageFile) -> bool:
+    """Whether a browser may run it: `<script src="data:,...">` needs no type. In scripts, "data:" is also a word."""
+    kind = file.content_type
+    if (kind and not _TYPE.fullmatch(kind)) or kind.startswith(_NO_SCRIPTS) or not file_types.is_text(file.content):
+        return False
+    return b"\0" not in file.content or file_types.is_program_type(kind)
 
 
 def _places(word: str, lower: str) -> Iterator[int]:

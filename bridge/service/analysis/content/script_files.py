@@ -12,9 +12,9 @@ import binascii
 import re
 from collections.abc import Callable, Iterator
 
-from bridge.mime import words
+from bridge.mime import references, words
 from bridge.mime.rare_charsets import escapes_replaced
-from bridge.service.analysis.content import archives, file_types, page_files
+from bridge.service.analysis.content import archives, file_types, page_files, page_text
 from bridge.service.analysis.content.page_text import escaped_inputs
 from bridge.service.analysis.content.text_windows import BEGINNING, codecs_of
 from bridge.service.analysis.content.unpacking import Budget, Member
@@ -51,7 +51,7 @@ _NUMBER = re.compile(r"0x([0-9a-f]{1,2})|((?:(?<=[,;|\s])|^)-?[0-9]{1,3}|[0-9]{1
 _HEX_NUMBER = re.compile("[0-9a-fA-F]{2}")
 _MIN_NUMBERS = 16
 # Not `input[type=password]`: a selector. Begins with a literal, so that it is searched ten times as fast (Python 3.11).
-_PASSWORD = re.compile(r"type(?<![\[\w-]type)\s*+=\s*+\\?[\"']?password")
+_PASSWORD = re.compile(r"type(?<![\[\w-]type)(?:\s*+=|\\?[\"']\s*+,)\s*+\\?[\"']?password")
 _PICTURE = re.compile(rb"(?:data:image/[^,]{0,100},)?\s{0,99}<(?:svg|\?xml)", re.IGNORECASE)
 _ACTIVE = re.compile(rb"<script|<foreignobject|<iframe|<a\s|javascript:|\son[a-z]{3,20}\s{0,9}=", re.IGNORECASE)
 _PAGE_START = re.compile(
@@ -64,6 +64,7 @@ _ASSEMBLED = re.compile(
     r"data:(?<![\w-]data:)(?!image/|font/|text/css)(?:(?:[a-z]{1,20}/[^\"'`\s]{0,100})?[\"'`]\s{0,9}"
     r"(?:\+|\.concat|,[^\[\]()]{1,200}\]\s{0,9}\.join)|[^\"'`\s]{0,100}\$\{)"
 )
+_HANDLER = re.compile(r"on(?<=[\s\"'/]on)[a-z]{3,24}\s{0,9}=")  # in lower case
 # Names in a page. Scripts and JSON in ordinary pages escape the `<` before them, but never their letters.
 _PAGE_WORD = re.compile(
     r"doctype|html|head|body|form|script|iframe|meta|input|svg|div|href|atob|unescape|document|blob", re.IGNORECASE
@@ -78,6 +79,7 @@ _SCRIPTS = (
     b"atob",
     b"unescape",
     b"document.",
+    b"location",
 )
 
 
@@ -96,7 +98,28 @@ def page_members(content: bytes, budget: Budget) -> Iterator[Member]:
         yield from _of_text(content.replace(b"\0", b"").decode("latin-1"), budget, done)
 
 
-def _of_text(text: str, budget: Budget, done: set[bytes]) -> Iterator[Member]:
+def _of_text(page: str, budget: Budget, done: set[bytes]) -> Iterator[Member]:
+    budget.take_work(20 * len(page))
+    for text in _with_attributes(page):
+        yield from _of_script(text, budget, done)
+
+
+def _with_attributes(page: str) -> list[str]:
+    """The page; and if scripts may be in attributes, with the references in these replaced: `onload="f(&#39;x&#39;)"`.
+
+    A page in an attribute (`srcdoc`) may have such attributes again.
+    """
+    if "&" not in page:
+        return [page]
+    lower = page.lower()
+    if "srcdoc" in lower:
+        return [page, *page_text.inner_pages(page)]
+    if "&#" in page or "javascript:" in lower or _HANDLER.search(lower):
+        return list(dict.fromkeys((page, references.unescaped(page))))
+    return [page]
+
+
+def _of_script(text: str, budget: Budget, done: set[bytes]) -> Iterator[Member]:
     budget.take_work(20 * len(text))
     joined = _LINE_END.sub("", _without_joints(text).replace("\r\n", "\n"))
     budget.take_work(ESCAPE_WORK * joined.count("\\"))
