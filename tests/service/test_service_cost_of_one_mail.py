@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import gzip
+import io
+import struct
 import time
 import zlib
+from collections.abc import Callable
 
 import pytest
 
@@ -260,3 +263,58 @@ def test_empty_segments_of_a_jpeg_picture_kept_a_process_busy() -> None:
     content = b"\xff\xd8" + b"\xff\xe1\0\2" * 400_000
     with pytest.raises(TooMuch, match="archive-work"):
         list(picture_members(content, Budget()))
+
+
+def chunk(kind: bytes, data: bytes = b"") -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(chunks: bytes) -> bytes:
+    size = chunk(b"IHDR", struct.pack(">IIBBBBB", 50, 50, 8, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + size + chunks + chunk(b"IDAT", zlib.compress(bytes(51 * 50))) + chunk(b"IEND")
+
+
+FRAME = b"," + struct.pack("<HHHHB", 0, 0, 1, 1, 0) + b"\2\0"
+BLOCKS = {
+    "chunks of a PNG picture": png(chunk(b"abCd") * 300_000),
+    "frames of a GIF picture": b"GIF89a" + struct.pack("<HHBBB", 50, 50, 0, 0, 0) + FRAME * 300_000 + b";",
+}
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_empty_blocks_of_pictures_kept_a_process_busy(kind: str) -> None:
+    """A mail of 50 KB with a zip file of such pictures took 5 seconds."""
+    pytest.importorskip("PIL")
+    with pytest.raises(TooMuch, match="archive-work"):
+        list(picture_members(BLOCKS[kind], Budget()))
+
+
+def test_compressed_texts_of_a_png_picture_were_inflated() -> None:
+    """Up to 64 MB of them in each picture: 30 pictures in 42 KB of mail took 5 seconds."""
+    pytest.importorskip("PIL")
+    texts = b"".join(chunk(b"zTXt", b"a%d\0\0" % number + zlib.compress(bytes(1_000_000), 9)) for number in range(60))
+    assert fair_cpu_s(lambda: [list(picture_members(png(texts), Budget())) for _ in range(20)]) < 1
+
+
+def with_scans(count: int) -> bytes:
+    image = pytest.importorskip("PIL.Image")
+    out = io.BytesIO()
+    image.new("L", (3000, 3000)).save(out, "JPEG", progressive=True)
+    content = out.getvalue()
+    return content[:-2] + content[content.rfind(b"\xff\xda") :][:14] * count + content[-2:]
+
+
+def run_length_encoded() -> bytes:
+    data = b"\1\1\0\0" * 4000
+    head = struct.pack("<IiiHHIIiiII", 40, 4000, 4000, 1, 8, 1, len(data), 0, 0, 0, 0) + bytes(1024)
+    return b"BM" + struct.pack("<III", 14 + len(head) + len(data), 0, 14 + len(head)) + head + data
+
+
+@pytest.mark.parametrize("made", [lambda: with_scans(500), run_length_encoded])
+def test_a_small_picture_took_seconds_to_decode(made: Callable[[], bytes]) -> None:
+    """libjpeg goes through all pixels for each scan, and Pillow fills up lines of such a BMP picture one by one."""
+    pytest.importorskip("PIL")
+    content = made()
+    assert fair_cpu_s(lambda: list(picture_members(content, Budget()))) < 1
+    assert [member.tags for member in picture_members(content, Budget())] == [("picture:not-read",)]
+    assert [member.tags for member in picture_members(with_scans(10), Budget())] == []

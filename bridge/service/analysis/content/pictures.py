@@ -12,6 +12,7 @@ import re
 import struct
 import warnings
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from bridge.service.analysis.content.unpacking import Budget, Member
@@ -24,7 +25,9 @@ MAX_FRAMES = 20  # of an animation; with more, it gets the tag for unread pictur
 _FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP")
 _MAGIC = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF")
 _SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xda-\xfe]")  # of JPEG: never in the data of a picture
-_SEGMENT_WORK = 1024  # for each
+_SEGMENT_WORK = 1024  # for each; for each chunk of PNG; and for each block of GIF
+_MAX_SCANS = 30  # of JPEG, for which the pixels are charged once: libjpeg goes through all of them for each scan
+_RLE_COST = 16  # times as long as another picture: Pillow decodes this format in Python
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,30}:[/\\]|https?:", re.IGNORECASE)
 _HOST = re.compile(r"(?:www\.|[a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63}){0,5}\.[a-z]{2,24}(?:[/?#:]|\Z))", re.IGNORECASE)
 
@@ -44,30 +47,48 @@ def is_picture(content: bytes) -> bool:
 
 def picture_members(content: bytes, budget: Budget) -> Iterator[Member]:
     """A member without content for the links in its codes."""
-    from PIL import Image, ImageFile
+    from PIL import Image, ImageFile, PngImagePlugin
 
-    if content.startswith(b"\xff\xd8"):
-        for _ in _SEGMENT.finditer(content):
-            budget.take_work(_SEGMENT_WORK)
+    budget.take_work(_SEGMENT_WORK * _blocks(content, budget.work // _SEGMENT_WORK + 1))
+    PngImagePlugin.MAX_TEXT_CHUNK = 1  # texts and colour profiles are not inflated: no one here needs them
     ImageFile.LOAD_TRUNCATED_IMAGES = True  # browsers show what there is, and ignore checksums of texts
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # its own limit is higher than ours
             with Image.open(io.BytesIO(content), formats=_FORMATS) as picture:
-                yield from _read(picture, budget)
+                yield from _read(picture, _times(content), budget)
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, struct.error, MemoryError):
         yield Member((), None, tags=(NOT_READ,))  # damaged, but a browser may show it; Pillow documents no exceptions
     except Image.DecompressionBombError:
         yield Member((), None, tags=(NOT_READ,))
 
 
-def _read(picture: Any, budget: Budget) -> Iterator[Member]:
-    pixels = picture.width * picture.height
+def _blocks(content: bytes, most: int) -> int:
+    """How many Pillow reads, one by one, up to this number; of GIF, at least as many."""
+    if content.startswith(b"\xff\xd8"):
+        return sum(1 for _ in islice(_SEGMENT.finditer(content), most))
+    if content.startswith(b"GIF8"):
+        return content.count(b"\0,") + content.count(b"\0!")  # each block ends with a zero
+    at, count = 8, 0
+    while count < most and content.startswith(b"\x89PNG") and at + 8 <= len(content):
+        at, count = at + 12 + int.from_bytes(content[at : at + 4], "big"), count + 1
+    return count
+
+
+def _times(content: bytes) -> int:
+    """How many times as long as usual it takes to decode the pixels."""
+    if content.startswith(b"BM"):
+        return _RLE_COST if content[30:34] in (b"\1\0\0\0", b"\2\0\0\0") else 1
+    return 1 + content.count(b"\xff\xda") // _MAX_SCANS if content.startswith(b"\xff\xd8") else 1
+
+
+def _read(picture: Any, times: int, budget: Budget) -> Iterator[Member]:
+    pixels = times * picture.width * picture.height
     frames = getattr(picture, "n_frames", 1)
     if frames > MAX_FRAMES:
         yield Member((), None, tags=(NOT_READ,))
     for frame in range(min(frames, MAX_FRAMES)):
-        if pixels > MAX_PIXELS or pixels > budget.pixels:
+        if pixels > times * MAX_PIXELS or pixels > budget.pixels:
             yield Member((), None, tags=(NOT_READ,))
             return
         budget.pixels -= pixels
