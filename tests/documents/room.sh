@@ -85,19 +85,32 @@ packaged() {  # bridge and scanning service with the files of the package; deliv
     systemctl restart scanbridge
 }
 
-systemctl() {  # there is no systemd here: `restart`, of the two units of `packaged`
-    [ "$1" = restart ]
-    case $2 in
-    scanbridge-scanner) restarted scanner 9081 service -c /etc/scanbridge/service.yml ;;
-    scanbridge) restarted bridge 10025 run -c /etc/scanbridge/bridge.yml ;;
-    esac
+systemctl() {  # there is no systemd here: `start`, `stop` and `restart`, of the two units of `packaged`
+    local action=$1 unit
+    shift
+    for unit; do
+        case $action-$unit in
+        start-*.socket | stop-*.socket | stop-scanbridge-console | stop-scanbridge-digest) ;;
+        stop-scanbridge-scanner) stopped scanner ;;
+        stop-scanbridge) stopped bridge ;;
+        start-scanbridge-scanner | restart-scanbridge-scanner)
+            restarted scanner 9081 service -c /etc/scanbridge/service.yml ;;
+        start-scanbridge | restart-scanbridge) restarted bridge 10025 run -c /etc/scanbridge/bridge.yml ;;
+        *) return 1 ;;
+        esac
+    done
 }
 
-restarted() {  # name, port and arguments of a daemon
+stopped() {  # name of a daemon
     if [ -e "$HOME/$1.pid" ]; then
         kill "$(cat "$HOME/$1.pid")"
         wait "$(cat "$HOME/$1.pid")"
+        rm "$HOME/$1.pid"
     fi
+}
+
+restarted() {  # name, port and arguments of a daemon
+    stopped "$1"
     "$PYTHON" -m bridge "${@:3}" >>"$HOME/$1.log" 2>&1 &
     echo $! >"$HOME/$1.pid"
     listening "$2"

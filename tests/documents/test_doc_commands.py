@@ -40,6 +40,15 @@ STORIES: dict[str, Story] = {
         """,
         shows=[r"smtp +inet +n +- +y +- +- +smtpd\n(?! +-o)"],
     ),
+    "docs/operate/backup.md": Story(
+        prepare="""
+            mkdir -m 700 /var/lib/scanbridge /var/lib/scanbridge-scanner
+            ln -s /var/lib/scanbridge-scanner "$HOME/state"
+            packaged
+            eicar 10025
+        """,
+        shows=["OK: ", "bad@sender.example"],
+    ),
     "docs/operate/domain-policy.md": Story(
         prepare="""
             configured bridge.yml </dev/null
