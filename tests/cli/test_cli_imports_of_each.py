@@ -160,6 +160,25 @@ abby:
   staticApiTokens: [{{name: bridge, token_file: token}}]
 """
 
+# As after `pip install scanbridge`, without any extra.
+WITHOUT_EXTRAS = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name in {names} else found(name, package)
+from bridge.cli import main
+main()
+"""
+OF_EXTRAS = (
+    *("argon2", "authlib", "jinja2", "nh3", "pyzipper", "psycopg", "obstore", "dkim", "dns", "spf", "yara"),
+    *("libarchive", "zxingcpp", "PIL", "cryptography", "pikepdf", "nats", "opentelemetry", "requests"),
+)
+
 
 def imported(words: list[str], target: Path) -> tuple[set[str], str]:
     """The modules that it had loaded in the end, and all that it printed."""
@@ -189,3 +208,26 @@ def test_each_command_imports_only_what_it_may(tmp_path: Path, files: dict[str, 
     modules, printed = imported([*name.split(), *words.format(**files).split()], tmp_path / "modules")
     assert "Usage: " not in printed and "Traceback" not in printed, printed
     assert modules & LARGE <= allowed.libraries and len(modules) <= allowed.most, printed
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if USES[name][1] is PAGES else pytest.mark.long) for name in USES],
+)
+def test_each_command_works_without_extras_or_names_the_extra(files: dict[str, str], name: str) -> None:
+    """Without the `console` extra, `console` and `digest` printed a traceback."""
+    words, allowed = USES[name]
+    command = [
+        sys.executable,
+        "-c",
+        WITHOUT_EXTRAS.format(names=OF_EXTRAS),
+        *name.split(),
+        *words.format(**files).split(),
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+    )
+    printed = done.stdout + done.stderr
+    assert "Traceback" not in printed, printed
+    if allowed is PAGES:
+        assert "pip install 'scanbridge[console]'" in printed and done.returncode == 78, printed

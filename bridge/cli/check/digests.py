@@ -1,13 +1,13 @@
-"""Checks of digests: the keys of their links, the URLs in them, their templates, and who decides on requests."""
+"""Checks of the console and of digests: libraries, keys of links, URLs, templates, and who decides on requests."""
 
 from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
-from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 from bridge.cli.check.finding import Finding
+from bridge.cli.console.libraries import what_is_missing
 from bridge.config.digests import UserPolicy
 from bridge.config.model import Config
 from bridge.daemon import directories, history_place
@@ -18,14 +18,19 @@ _WHAT = "digests"
 _REASONS = ("spam", "phishing", "malware", "blocked", "other")
 
 
+def check_console(conf: Config) -> Iterator[Finding]:
+    """Nothing if there is no console. A warning, because mail does not need it."""
+    if conf.console is not None:
+        missing = what_is_missing()
+        yield Finding("console", detail=str(conf.console.address), warning=missing and f"console: it needs {missing}")
+
+
 def check_digests(conf: Config) -> Iterator[Finding]:
     """Nothing if there are no digests. The next hop, which gets them, is checked separately."""
     if not conf.digests.is_on:
         return
-    missing = [name for name in ("argon2", "authlib", "jinja2", "nh3") if find_spec(name) is None]
-    if missing:
-        needed = f"they need additional libraries ({', '.join(missing)})"
-        yield Finding(_WHAT, f"{needed}: pip install 'scanbridge[console]'")
+    if missing := what_is_missing():
+        yield Finding(_WHAT, f"digests: they need {missing}")
         return
     yield from _files(conf)
     yield _urls(conf)

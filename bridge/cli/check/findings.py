@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from bridge.cli.check import local, remote
-from bridge.cli.check.digests import check_digests
+from bridge.cli.check.digests import check_console, check_digests
 from bridge.cli.check.finding import Finding
 from bridge.config.model import Config
 from bridge.daemon import wiring
@@ -48,5 +48,5 @@ async def _findings(conf: Config) -> AsyncIterator[Finding]:
             yield finding
     if conf.tracing is not None:
         yield await remote.check_tracing(conf, conf.tracing.endpoint)
-    for finding in (*local.check_event_sinks(conf), *check_digests(conf)):
+    for finding in (*local.check_event_sinks(conf), *check_console(conf), *check_digests(conf)):
         yield finding

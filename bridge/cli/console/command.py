@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bridge.cli.config_option import config_option, fail_config
+from bridge.cli.console.libraries import need_libraries
 from bridge.cli.parameters import Tenant
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import ask_secret, say, say_cells, say_lines
@@ -46,10 +47,10 @@ def console(context: click.Context, path: Path | None, demo: bool) -> None:
 @click.pass_obj
 def link(given: Path | None, path: Path | None, name: str) -> None:
     """Print a link that signs in a local user without a password. It works once and expires after 15 minutes."""
-    from bridge.console.sessions import SignInLinks
-    from bridge.console.users import Users
-
     with _open(path or given) as (conf, store):
+        from bridge.console.sessions import SignInLinks
+        from bridge.console.users import Users
+
         if Users(store).find(name) is None:
             raise click.ClickException(f"there is no user {name}; `scanbridge console user list` shows all users")
         say(enter_url(conf, SignInLinks(store).make(name)))
@@ -75,11 +76,11 @@ def user() -> None:
 @click.pass_obj
 def add(given: Path | None, path: Path | None, name: str, role: str, tenants: tuple[str, ...]) -> None:
     """Add a user. Prompts for the password, or reads it from standard input."""
-    from bridge.console.roles import Role
-    from bridge.console.users import Users
-
     limited = frozenset(tenants) or None
     with _open(path or given) as (_, store):
+        from bridge.console.roles import Role
+        from bridge.console.users import Users
+
         if Users(store).find(name) is not None:
             raise click.ClickException(f"user {name} already exists")
         Users(store).add(name, ask_secret("Password"), Role.named(role), limited)
@@ -91,10 +92,10 @@ def add(given: Path | None, path: Path | None, name: str, role: str, tenants: tu
 @click.pass_obj
 def list_users(given: Path | None, path: Path | None) -> None:
     """List the users: name, role, tenants, and when they last signed in."""
-    from bridge.console.render import show_exact
-    from bridge.console.users import Users
-
     with _open(path or given) as (_, store):
+        from bridge.console.render import show_exact
+        from bridge.console.users import Users
+
         found = Users(store).listed()
     for each in found:
         tenants = "all tenants" if each.person.tenants is None else ",".join(sorted(each.person.tenants))
@@ -110,9 +111,9 @@ def list_users(given: Path | None, path: Path | None) -> None:
 @click.pass_obj
 def remove(given: Path | None, path: Path | None, name: str) -> None:
     """Remove a user and end their sessions."""
-    from bridge.console.users import Users
-
     with _open(path or given) as (_, store):
+        from bridge.console.users import Users
+
         Users(store).remove(name)
     say(f"{name} was removed; all of this user's sessions were ended", err=True)
 
@@ -123,9 +124,9 @@ def remove(given: Path | None, path: Path | None, name: str) -> None:
 @click.pass_obj
 def password(given: Path | None, path: Path | None, name: str) -> None:
     """Change a user's password and end their sessions. Prompts for the password, or reads it from standard input."""
-    from bridge.console.users import Users
-
     with _open(path or given) as (_, store):
+        from bridge.console.users import Users
+
         if Users(store).find(name) is None:
             raise click.ClickException(f"there is no user {name}; `scanbridge console user list` shows all users")
         Users(store).set_password(name, ask_secret("Password"))
@@ -141,6 +142,7 @@ def enter_url(conf: Config, token: str) -> str:
 def run_console(path: Path | None, *, beside: bool = False) -> None:
     """`beside` (started by the embedded default): prints a sign-in link, and exits when standard input is closed."""
     early = EarlySignals()
+    need_libraries("the console needs")
     from bridge.cli.console import wiring
 
     conf = wiring.configured(path)
@@ -206,6 +208,8 @@ def _say_link(conf: Config, sources: Sources) -> None:
 
 @contextmanager
 def _open(path: Path | None) -> Iterator[tuple[Config, ConsoleStore]]:
+    """What is imported inside it may need the libraries that it looks for."""
+    need_libraries("the console needs")
     from bridge.cli.console import wiring
 
     conf = wiring.configured(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from bridge.cli.config_option import EXIT_CONFIG, fail_config, load_or_exit
@@ -52,16 +51,7 @@ def configured(path: Path | None) -> Config:
         for line in say_how.splitlines():
             say(line, err=True)
         sys.exit(EXIT_CONFIG)
-    need_libraries()
     return conf
-
-
-def need_libraries() -> None:
-    missing = [name for name in ("argon2", "authlib", "jinja2", "nh3", "pyzipper") if find_spec(name) is None]
-    if missing:
-        needed = f"the console needs additional libraries ({', '.join(missing)})"
-        say(f"{needed}: pip install 'scanbridge[console]'", err=True)
-        sys.exit(EXIT_CONFIG)
 
 
 def store(conf: Config, path: Path | None) -> ConsoleStore:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bridge.cli.config_option import config_option, fail_config
+from bridge.cli.console.libraries import need_libraries
 from bridge.cli.parameters import Tenant
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import say, say_lines
@@ -47,10 +48,10 @@ def preview(
     path: Path | None, person: str | None, language: str | None, tenant: str | None, as_html: bool, as_text: bool
 ) -> None:
     """Print a digest as it would be sent. Nothing is sent or recorded; the links in a sample do not work."""
-    from bridge.digests.message import JOINER
-    from bridge.digests.sample import part_of, sample, upcoming
-
     with _open(path) as opened:
+        from bridge.digests.message import JOINER
+        from bridge.digests.sample import part_of, sample, upcoming
+
         known = {each.uid for each in opened.conf.tenants} | {each.uid for each in opened.conf.digests.tenants}
         if tenant and tenant not in known:
             raise click.ClickException(f"no tenant has the uid {tenant}; see `tenants` in the configuration")
@@ -116,9 +117,10 @@ def serve(path: Path | None) -> None:
     from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
     from bridge.observe.log_writer import set_up_plain_log
     from bridge.runtime.build import log_start
-    from bridge.user_pages import process
 
     with _open(path) as opened:
+        from bridge.user_pages import process
+
         set_up_plain_log(history_place.redaction(opened.conf, opened.state), is_throttled=True)
         log_start("scanbridge digest")
         show_stack_on_abort()
@@ -163,6 +165,8 @@ def rotate(path: Path | None) -> None:
 
 @contextmanager
 def _open(path: Path | None, *, makes_keys: bool = False) -> Iterator[Digesting]:
+    """What is imported inside it may need the libraries that it looks for."""
+    need_libraries("digests need")
     from bridge.cli.digest.wiring import Digesting
 
     opened = Digesting.open(path, makes_keys=makes_keys)

@@ -55,7 +55,6 @@ def configured(path: Path | None) -> Config:
         for line in f"{where}: {_HOW}".splitlines():
             say(line, err=True)
         sys.exit(EXIT_CONFIG)
-    console_wiring.need_libraries()
     return conf
 
 
