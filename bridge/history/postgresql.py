@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -144,6 +144,8 @@ class PostgresHistory:
         text = f"SELECT {_NAMES} FROM history_mail WHERE {where} ORDER BY at DESC, id DESC{limit}"  # noqa: S608
         with self._tables.reading() as connection:
             rows = _by_keys(connection, query, where, values) if _has_keys(query) and query.limit else None
+            if rows is None and query.what:  # few mails have it, but the planner does not know this of queue ids
+                _set(connection, _BY_INDEX)
             return list(map(tuple, connection.exec_driver_sql(text, values) if rows is None else rows))
 
     def find_within(self, query: HistoryQuery, seconds: float) -> Found:
@@ -231,7 +233,7 @@ _AS_USUAL = ("SET LOCAL enable_seqscan = on", "SET LOCAL enable_indexscan = on")
 
 def _has_keys(query: HistoryQuery) -> bool:
     has_address = query.sender is not None or query.recipient or query.address
-    return bool(has_address or query.words or query.what or _is_tag_key(query.tag))  # `what`: perhaps a queue id
+    return bool(has_address or query.words or _is_tag_key(query.tag))
 
 
 def _is_tag_key(tag: str) -> bool:
@@ -241,8 +243,7 @@ def _is_tag_key(tag: str) -> bool:
 
 def _by_keys(connection: Connection, query: HistoryQuery, where: str, values: dict[str, Any]) -> list[Any] | None:
     """The mails by the index on keys or words; None if there are too many."""
-    for statement in _BY_INDEX:
-        connection.exec_driver_sql(statement)
+    _set(connection, _BY_INDEX)
     rows: list[Any] = []
     begin, end = min(query.until or math.inf, (query.cursor or (math.inf,))[0], time.time()), math.inf
     for days, many in _SPANS:
@@ -259,9 +260,13 @@ def _by_keys(connection: Connection, query: HistoryQuery, where: str, values: di
         end = begin
     else:
         return rows
-    for statement in _AS_USUAL:
-        connection.exec_driver_sql(statement)
+    _set(connection, _AS_USUAL)
     return None
+
+
+def _set(connection: Connection, statements: Iterable[str]) -> None:
+    for statement in statements:
+        connection.exec_driver_sql(statement)
 
 
 # Conditions. Values are never part of the text.
