@@ -129,6 +129,7 @@ class SegmentWriter:
                 values += row
                 values[-1] = row.more or ""
             try:
+                durable_files.refuse_full_database(self._path)
                 _insert(connection, new, values)
             except BaseException as exc:
                 self._kinds = dict(list(self._kinds.items())[:known])
@@ -329,6 +330,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
 
 def _open_live(path: Path, busy_s: float = BUSY_S) -> sqlite3.Connection:
     durable_files.refuse_planted_database(path)
+    durable_files.refuse_full_database(path)
     durable_files.make_private(path)
     connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
     try:

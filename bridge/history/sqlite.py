@@ -102,6 +102,7 @@ class SqliteHistory:
         try:
             durable_files.make_directory(self._directory)
             durable_files.refuse_planted_database(path)
+            durable_files.refuse_full_database(path)
             durable_files.make_private(path)
             durable_files.give_to_owner(path)
             with closing(sqlite3.connect(path, timeout=self._busy_s)) as connection:

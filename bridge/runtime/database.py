@@ -6,6 +6,7 @@ because it may contain a password.
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 import threading
 import time
@@ -92,8 +93,9 @@ class Database:
             raise DatabaseUnusable(reason(exc)) from exc
         if (path := self.path) is not None:
             event.listen(engine, "do_connect", lambda *_: _secure(path))
+            event.listen(engine, "do_connect", lambda *_: _refuse_full(path))
         event.listen(engine, "connect", lambda opened, entry: _prepare_sqlite(opened, entry, wait_s, synchronous))
-        event.listen(engine, "begin", _begin_sqlite)
+        event.listen(engine, "begin", lambda connection: _begin_sqlite(connection, self.path))
         _accept_any_text(engine)
         if self.path is not None:
             _close_late_returns(engine)
@@ -215,6 +217,17 @@ def _refuse_planted(path: Path) -> None:
         raise sqlite3.OperationalError(f"{exc.filename} {exc.strerror}") from exc  # SQLAlchemy translates this one
 
 
+def _refuse_full(path: Path) -> None:
+    """Raises the same error as SQLite."""
+    try:
+        durable_files.refuse_full_database(path)
+    except OSError as exc:
+        if exc.errno == errno.ENOSPC:
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode, error.sqlite_errorname = sqlite3.SQLITE_FULL, "SQLITE_FULL"
+            raise error from exc
+
+
 def _prepare_sqlite(connection: Any, _record: ConnectionPoolEntry, wait_s: float, synchronous: str) -> None:
     """Use WAL, so that readers never wait. Switching to it ignores the timeout, so we retry."""
     connection.isolation_level = None  # we send BEGIN ourselves
@@ -230,6 +243,8 @@ def _prepare_sqlite(connection: Any, _record: ConnectionPoolEntry, wait_s: float
     connection.execute(f"PRAGMA synchronous={synchronous}")
 
 
-def _begin_sqlite(connection: Connection) -> None:
+def _begin_sqlite(connection: Connection, path: Path | None) -> None:
     immediate = connection.get_execution_options().get("immediate", False)
+    if immediate and path is not None:
+        _refuse_full(path)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
