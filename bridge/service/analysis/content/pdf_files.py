@@ -33,12 +33,19 @@ _ESCAPE_WORK = 128  # for each escape in a string, and each byte that may begin 
 _READ_AGAIN = 20  # work for each byte before a word `stream` within another stream
 _NO_CONTENT = 16  # bytes of a stream that may be those of an empty file
 _REWRITING = 20  # work for each byte that pikepdf reads and writes
+# It inflates streams with objects, which an attacker can make a million times as long by compressing them twice.
+_QPDF_LIMITS = {
+    "max_stream_filters": 1,
+    **dict.fromkeys(
+        ("flate_max_memory", "png_max_memory", "tiff_max_memory", "run_length_max_memory"), 32 * 1024 * 1024
+    ),
+}
 
 _ENDING = re.compile(rb"startxref[\s\0]++\d|trailer[\s\0]*+<<|%%EOF")
 # Files for any system: viewers take what there is.
 _ATTACHED, _SCRIPT, _FORM = frozenset({b"F", b"UF", b"DOS", b"Mac", b"Unix"}), frozenset({b"JS"}), frozenset({b"XFA"})
 _KEY = re.compile(rb"/(URI|URL|UF|F|DOS|Mac|Unix|JS|XFA)(?=[\s\0%(<\[])")
-_KEY_WORK = 100
+_KEY_WORK = 250
 _PARENTHESES = re.compile(rb"\(++")
 _FORM_SCRIPT = re.compile(rb"<(?:script|[^\s<>/:]++:script)([^<]*+)", re.IGNORECASE)
 _ATTRIBUTES = re.compile(rb"""[^>"']*+(?:(?:"[^"]*+"|'[^']*+')[^>"']*+)*""")
@@ -112,7 +119,7 @@ class _Document:
             return
         self._budget.take_work(_STREAM_WORK)
         data, is_known = self._decoder.decode(stream)
-        self._budget.take_work(_OBJECTS_WORK * len(data))
+        self._budget.take_work(_OBJECTS_WORK * len(data) + _ESCAPE_WORK * data.count(b"#"))
         is_certain = b"/ObjStm" in stream.about
         if is_certain and not (is_known and _looks_like_objects(data[:4096])):
             self.is_read = False
@@ -269,6 +276,8 @@ def _rewritten(content: bytes, budget: Budget) -> tuple[bytes, bool]:
     except ImportError:
         return b"", False
     budget.take_work(_REWRITING * len(content))
+    if hasattr(pikepdf.settings, "set_qpdf_limits"):  # not in older versions
+        pikepdf.settings.set_qpdf_limits(**_QPDF_LIMITS)
     out = io.BytesIO()
     try:
         with pikepdf.open(io.BytesIO(content)) as document:
