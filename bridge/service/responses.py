@@ -12,7 +12,7 @@ import asyncio
 import json
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from bridge.api.failure import Failure
 from bridge.service.requests import header, waits_for_continue
@@ -61,12 +61,26 @@ async def send_json(send: Send, status: int, value: Any, headers: list[tuple[byt
     await _send(send, status, json.dumps(value).encode(), headers or [], more=False)
 
 
-async def refuse(scope: Scope, receive: Receive, send: Send, refused: Refused) -> None:
+class RequestBody:
+    """`receive`, which remembers that the body has ended: from then on, it waits until the client disconnects."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.has_ended = False
+
+    async def __call__(self) -> Message:
+        event = await self._receive()
+        if not event.get("more_body", False):
+            self.has_ended = True
+        return event
+
+
+async def refuse(scope: Scope, receive: RequestBody, send: Send, refused: Refused) -> None:
     """Answer a request whose body may not have arrived completely."""
     body = json.dumps(refused.failure.to_dict()).encode()
     length = declared_length(scope)
-    has_no_body = length is None and not header(scope, b"transfer-encoding")
-    if (has_no_body or (length is not None and length <= KEEP_ALIVE_BYTES)) and refused.status != 408:
+    is_over = receive.has_ended or (length is None and not header(scope, b"transfer-encoding"))
+    if (is_over or (length is not None and length <= KEEP_ALIVE_BYTES)) and refused.status != 408:
         await _send(send, refused.status, body, refused.headers, more=False)
         return
     await _send(send, refused.status, body, [*refused.headers, (b"connection", b"close")], more=True)
@@ -91,14 +105,11 @@ async def _send(send: Send, status: int, body: bytes, headers: list[tuple[bytes,
     await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def _drain(receive: Receive) -> None:
+async def _drain(receive: RequestBody) -> None:
     left = DRAIN_BYTES
     try:
         async with asyncio.timeout(DRAIN_S):
-            while left > 0:
-                event = await receive()
-                left -= len(event.get("body", b""))
-                if event["type"] == "http.disconnect" or not event.get("more_body", False):
-                    return
+            while left > 0 and not receive.has_ended:
+                left -= len((await receive()).get("body", b""))
     except TimeoutError:
         return

@@ -18,7 +18,7 @@ from bridge.api.scanning import AnalysisResult, Decision
 from bridge.mail.message import Spool
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.listening_socket import CannotListen
-from bridge.service.responses import Refused
+from bridge.service.responses import DRAIN_S, Refused
 from bridge.service.scanning.admission import Admission
 from bridge.service.scanning.parameters import parse_parameters
 from bridge.service.scanning.upload import Upload
@@ -240,6 +240,19 @@ def test_413_reaches_a_client_that_sends_chunks(running):
             client.sendall(_chunk(b"x" * MIB))
         client.sendall(_chunk(b"\r\n" + closing()) + b"0\r\n\r\n")
         assert client.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize("is_chunked", [True, False])
+def test_a_connection_stayed_open_for_30_s_after_a_complete_request_was_refused(running, is_chunked):
+    """The service waited for the end of a body that it had already read."""
+    body = part("email", b"x" * 2 * MIB) + b"--nonsense"
+    with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client:
+        head = submit_head(None if is_chunked else len(body))
+        client.sendall(head[:-2] + b"Connection: close\r\n\r\n")
+        client.sendall(_chunk(body) + b"0\r\n\r\n" if is_chunked else body)
+        start = time.monotonic()
+        assert _read_all(client).startswith(b"HTTP/1.1 400 ")
+        assert time.monotonic() - start < DRAIN_S / 2
 
 
 @pytest.mark.parametrize(

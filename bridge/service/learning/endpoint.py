@@ -35,7 +35,7 @@ from bridge.service.learning.store import Analysed, TooManyScopes, VoteStore
 from bridge.service.learning.votes import PROOFS, Vote, bounded, digest, digest_of_person, origin_of, senders_of
 from bridge.service.metrics import ServiceMetrics
 from bridge.service.requests import header
-from bridge.service.responses import Refused, check_plain, refuse, send_json, storage_unavailable
+from bridge.service.responses import Refused, RequestBody, check_plain, refuse, send_json, storage_unavailable
 from bridge.service.scanning.endpoint import check_length
 from bridge.service.scanning.parameters import parse_feedback
 from bridge.service.scanning.upload import Disconnected, Upload
@@ -80,6 +80,7 @@ class FeedbackEndpoint:
         await self._inspector.stop()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        receive = RequestBody(receive)
         try:
             self._check(scope)
             self._in_work += 1

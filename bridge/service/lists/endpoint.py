@@ -24,7 +24,7 @@ from bridge.service.keys import KeyRing
 from bridge.service.lists.follow import ListFollower
 from bridge.service.lists.store import GLOBAL, PAGE, Entry, ListFull, ListStore
 from bridge.service.requests import decode_json, header, is_json, tenant_uid
-from bridge.service.responses import Refused, check_plain, refuse, send_json, storage_unavailable
+from bridge.service.responses import Refused, RequestBody, check_plain, refuse, send_json, storage_unavailable
 from bridge.service.settings import ListDefinition
 from bridge.service.store import STORAGE_ERRORS
 
@@ -155,6 +155,7 @@ class ListEndpoint:
         self._places = places
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        receive = RequestBody(receive)
         try:
             await self._keys.check(scope)
             with self._places.one():

@@ -26,7 +26,7 @@ from bridge.service.auth import StaticTokens
 from bridge.service.metrics import ServiceMetrics
 from bridge.service.queue import AnalysisBackend
 from bridge.service.requests import header
-from bridge.service.responses import Refused, check_plain, declared_length, refuse, send_json
+from bridge.service.responses import Refused, RequestBody, check_plain, declared_length, refuse, send_json
 from bridge.service.scanning.admission import Admission
 from bridge.service.scanning.parameters import parse_parameters
 from bridge.service.scanning.upload import MAX_BODY_BYTES, Disconnected, Upload, body_too_large
@@ -60,6 +60,7 @@ class SubmitEmailEndpoint:
         self._idle_s = idle_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        receive = RequestBody(receive)
         try:
             result = await self._admit_and_scan(scope, receive)
         except Refused as refused:  # the slot is free by now, so a client that reads slowly blocks no one
@@ -145,7 +146,7 @@ class StatusEndpoint:
         try:
             self._tokens.check(scope, Permission.STATUS)
         except Refused as refused:
-            await refuse(scope, receive, send, refused)
+            await refuse(scope, RequestBody(receive), send, refused)
             return
         headers = [(DATABASE_ID.encode(), self._database().encode())]
         await send_json(send, 200, {"messageQueueStatus": str(await self._status())}, headers)
