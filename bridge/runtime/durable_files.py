@@ -31,6 +31,7 @@ T = TypeVar("T")
 _POLL_S = 0.01
 _GRACE_S = 1.0  # for work to notice that it is to stop
 _MAX_LINKS = 10
+_DATABASE_BLOCK = 4096  # SQLite, os_unix.c: unixShmMap
 _DATABASE_ROOM = 4 * 1024 * 1024  # bytes: more than others write while a database is opened
 _TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _threads = Threads("files")
@@ -296,12 +297,12 @@ def refuse_full_database(path: Path) -> None:
     """Raises OSError if its file system is nearly full: SQLite then ends the process with SIGBUS.
 
     SQLite maps the index of its journal (`-shm`) into memory, and allocates only the end of each 4 KiB of it. Where the
-    blocks of the file system are smaller (ext4 below 512 MB), or are not overwritten in place (Btrfs), a later write to
-    this memory needs a block, and no error can be returned to it.
+    blocks of the file system are smaller (ext4 below 512 MB), a later write to this memory needs a block, and no error
+    can be returned to it.
     """
     disk = os.statvfs(path.parent)
     # Not `f_bfree`: ext4 also keeps some blocks from root.
-    if disk.f_blocks and disk.f_bavail * disk.f_frsize < _DATABASE_ROOM:
+    if disk.f_bsize < _DATABASE_BLOCK and disk.f_bavail * disk.f_frsize < _DATABASE_ROOM:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
