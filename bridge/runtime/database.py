@@ -32,7 +32,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from bridge.errors import BridgeError
@@ -245,6 +245,10 @@ def _prepare_sqlite(connection: Any, _record: ConnectionPoolEntry, wait_s: float
 
 def _begin_sqlite(connection: Connection, path: Path | None) -> None:
     immediate = connection.get_execution_options().get("immediate", False)
+    statement = "BEGIN IMMEDIATE" if immediate else "BEGIN"
     if immediate and path is not None:
-        _refuse_full(path)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+        try:
+            _refuse_full(path)
+        except sqlite3.OperationalError as exc:  # SQLAlchemy does not translate this one
+            raise OperationalError(statement, None, exc) from exc
+    connection.exec_driver_sql(statement)

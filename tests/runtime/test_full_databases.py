@@ -83,6 +83,16 @@ def test_a_full_disk_with_small_blocks_ended_the_daemon(small_disk: Path, work: 
     assert ended == []
 
 
+def test_writing_to_a_database_on_a_full_disk_fails_as_usual(small_disk: Path) -> None:
+    """In the daemon, it was an unexpected error with a stack trace."""
+    engine = Database.file(small_disk / "state.sqlite").engine(wait_s=0.1)
+    with writing(engine) as connection:
+        connection.execute(text("CREATE TABLE found (name TEXT)"))
+    fill(small_disk, 0)
+    with pytest.raises(SQLAlchemyError, match="full"), writing(engine):
+        pass
+
+
 def test_a_database_on_a_disk_with_room_is_written(small_disk: Path) -> None:
     open_history(small_disk)
     assert len(SqliteHistory(small_disk / "history").later(["ID"])) == 1
