@@ -261,7 +261,8 @@ def _need_sink(conf: Config, outbox: Outbox, sink: str | None) -> None:
 def _fail_unknown(sink: str, names: list[str]) -> NoReturn:
     from bridge.runtime.suggestion import did_you_mean
 
-    _fail(f"no such sink: {sink}{did_you_mean(sink, names)}", EXIT_UNKNOWN)
+    hint = did_you_mean(sink, names) or f"; expected {', '.join(names)}"
+    _fail(f"no such sink: {sink}{hint}", EXIT_UNKNOWN)
 
 
 def _run(outbox: Outbox, work: Any) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from bridge.config.fields import FILE_LOOKUP, Section, TenantUid
+from bridge.config.fields import FILE_LOOKUP, Section, TenantUid, refuse_twice
 
 
 class ApiToken(Section):
@@ -33,8 +33,10 @@ class Api(Section):
     @field_validator("tokens")
     @classmethod
     def _names(cls, tokens: list[ApiToken]) -> list[ApiToken]:
-        names = [token.name for token in tokens]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"two tokens are named {name}: give one of them another name")
+        refuse_twice(
+            "api.tokens",
+            "name",
+            (token.name for token in tokens),
+            "two tokens are named {value}, {first} and this one: give one of them another name",
+        )
         return tokens

@@ -13,7 +13,16 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from bridge.config.console import Reached, check_public_url
-from bridge.config.fields import FILE_LOOKUP, AddressField, DomainField, Network, SecretFile, Section, TenantUid
+from bridge.config.fields import (
+    FILE_LOOKUP,
+    AddressField,
+    DomainField,
+    Network,
+    SecretFile,
+    Section,
+    TenantUid,
+    refuse_twice,
+)
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.time_zone import time_zone
 from bridge.runtime.units import Duration
@@ -187,8 +196,12 @@ class Digests(Section):
     @field_validator("tenants")
     @classmethod
     def _once(cls, tenants: list[TenantDigests]) -> list[TenantDigests]:
-        if len({tenant.uid for tenant in tenants}) != len(tenants):
-            raise ValueError("two entries have the same uid")
+        refuse_twice(
+            "digests.tenants",
+            "uid",
+            (tenant.uid for tenant in tenants),
+            "two entries have the same uid, {first} and this one: write all settings of a tenant into one of them",
+        )
         return tenants
 
     @property

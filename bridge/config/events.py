@@ -14,7 +14,16 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from bridge.config.fields import ALLOW_PLAIN_HTTP, CA_FILE, FILE_LOOKUP, AddressField, Place, Section, refuse_at
+from bridge.config.fields import (
+    ALLOW_PLAIN_HTTP,
+    CA_FILE,
+    FILE_LOOKUP,
+    AddressField,
+    Place,
+    Section,
+    refuse_at,
+    refuse_twice,
+)
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.units import Duration, Size
 
@@ -162,9 +171,12 @@ class EventSink(Section):
 
 
 def _once(sinks: list[EventSink]) -> list[EventSink]:
-    names = [sink.name for sink in sinks]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"two sinks are named {twice}: give one of them another name")
+    refuse_twice(
+        "events",
+        "name",
+        (sink.name for sink in sinks),
+        "two sinks are named {value}, {first} and this one: give one of them another name",
+    )
     refuse_at("events", _same_files(sinks))
     return sinks
 

@@ -143,6 +143,20 @@ def refuse_same_domain(section: str, entries: Iterable[tuple[Place, str]]) -> No
     refuse_at(section, mistakes)
 
 
+def refuse_twice(section: str, key: str, values: Iterable[str], problem: str) -> None:
+    """Raises a ValidationError at every entry of a list whose `key` has the same value as that of an earlier entry.
+
+    `problem` may contain the value and the earlier place as {value} and {first}.
+    """
+    seen: dict[str, int] = {}
+    mistakes: list[tuple[Place, str]] = []
+    for number, value in enumerate(values):
+        first = seen.setdefault(value, number)
+        if first != number:
+            mistakes.append(((number, key), problem.format(value=value, first=f"{section}.{first}")))
+    refuse_at(section, mistakes)
+
+
 def refuse_at(section: str, mistakes: Iterable[tuple[Place, str]]) -> None:
     """Raises a ValidationError if there are any. Each place is a path below `section`, which is being validated."""
     errors = [

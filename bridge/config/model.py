@@ -37,10 +37,13 @@ from bridge.config.fields import (
     DatabaseUrl,
     DomainField,
     HostName,
+    Place,
     Section,
     TenantUid,
     domain_places,
+    refuse_at,
     refuse_same_domain,
+    refuse_twice,
 )
 from bridge.config.history import History
 from bridge.config.limits import Admission, Limits, Spool
@@ -231,15 +234,20 @@ class Config(Section):
     @field_validator("listeners")
     @classmethod
     def _names(cls, listeners: list[Listener]) -> list[Listener]:
-        for i, listener in enumerate(listeners):
-            for other in listeners[:i]:
-                if other.name == listener.name:
-                    raise ValueError(f"two listeners are named {listener.name}: give one of them another name")
-                if other.address == listener.address and listener.address.port != 0:
-                    raise ValueError(
-                        f"{other.name} and {listener.name} have the same address, {listener.address}: "
-                        "use another port for one of them"
-                    )
+        refuse_twice(
+            "listeners",
+            "name",
+            (listener.name for listener in listeners),
+            "two listeners are named {value}, {first} and this one: give one of them another name",
+        )
+        taken: dict[str, str] = {}
+        mistakes: list[tuple[Place, str]] = []
+        for number, listener in enumerate(listeners):
+            other = taken.setdefault(str(listener.address), listener.name)
+            if other != listener.name and listener.address.port != 0:
+                problem = f"{other} and {listener.name} have the same address, {listener.address}"
+                mistakes.append(((number, "address"), f"{problem}: use another port for one of them"))
+        refuse_at("listeners", mistakes)
         return listeners
 
     @field_validator("limits")
@@ -256,8 +264,12 @@ class Config(Section):
     @classmethod
     def _domains(cls, tenants: list[Tenant], info: ValidationInfo) -> list[Tenant]:
         refuse_same_domain("tenants", domain_places(tenants))
-        if len({tenant.uid for tenant in tenants}) != len(tenants):
-            raise ValueError("two tenants have the same uid; list all their domains under one of them")
+        refuse_twice(
+            "tenants",
+            "uid",
+            (tenant.uid for tenant in tenants),
+            "two tenants have the same uid, {first} and this one: list all their domains under one of them",
+        )
         hops = (
             place
             for number, tenant in enumerate(tenants)

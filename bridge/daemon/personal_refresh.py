@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bridge.lists.personal_store import REMOVALS_KEPT_S, PersonalLists
 from bridge.lists.personal_table import EMPTY, PersonalTable
+from bridge.runtime.counted import counted
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class PersonalRefresh:
         """Load the entries, before the first connection."""
         await self.look()
         if not self.table.is_empty:
-            log.info("personal lists: %s entries", f"{len(self.table):,}")
+            log.info("personal lists: %s", counted(len(self.table), "entry", "entries"))
 
     async def watch(self) -> None:
         while True:
@@ -61,7 +62,8 @@ class PersonalRefresh:
             self.table = await asyncio.to_thread(self._latest)
         except Exception as exc:  # a watch that ends here would leave the entries unchanged forever
             if str(exc) != self.problem:
-                log.error("personal lists cannot be read, keeping %s entries: %s", f"{len(self.table):,}", exc)
+                kept = counted(len(self.table), "entry", "entries")
+                log.error("personal lists cannot be read, keeping %s: %s", kept, exc)
             self.problem, self._stamp = str(exc), None
         else:
             if self.problem:

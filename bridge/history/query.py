@@ -17,6 +17,7 @@ ACTIONS = (*(action.value for action in Action), CANCELLED)
 STAGES = ("connect", "mail", "rcpt", "data")
 WORD = re.compile(r"[^\W_]+")
 _LABEL = re.compile(r"^(?:id|session|ggrid|ident|next_id|message[_-]id|queue[_-]id)\s*[=:]\s*", re.IGNORECASE)
+_IN_REPLY = re.compile(r"(?:\b(?:id|ggrid)=|\bqueued as )([\w-]+)", re.IGNORECASE)
 _MARKS = "\"'(),;: "
 _OUR_ID = re.compile(r"([0-9A-F]{11})[0-9A-F]{8}", re.IGNORECASE)
 OUR_ID_LENGTH = 19
@@ -94,7 +95,9 @@ class Top:
 
 
 def pasted_key(text: str) -> str:
-    """A key as people copy it out of a log or a bounce: `id=1A1D...`, `<x@y>,`, `8F2C1:`."""
+    """A key as people copy it out of a log or a bounce: `id=1A1D...`, `<x@y>,`, `8F2C1:`, or the whole reply."""
+    if (in_reply := _IN_REPLY.search(text)) and " " in text.strip():
+        return in_reply[1]
     return _without_marks(_LABEL.sub("", _without_marks(text)))
 
 

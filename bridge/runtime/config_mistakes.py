@@ -100,8 +100,14 @@ def _suggestion(model: type[BaseModel], where: Path_) -> str:
     word, keys = str(where[-1]), _keys_at(schema, schema, where[:-1])
     if found := did_you_mean(word, keys):
         return found
+    if len(longer := [key for key in keys if set(word.split("_")) < set(key.split("_"))]) == 1:
+        return f"; did you mean {longer[0]}?"
+    outer, _, inner = word.partition(".")
+    if outer in keys and inner:
+        return f"; write `{outer}:`, and `{inner}:` indented below it"
     here = f"; the keys here are {', '.join(keys)}" if 0 < len(keys) <= _FEW_KEYS else ""
-    elsewhere = {key: place for place, keys in _sections(schema, schema, "") for key in keys}
+    places = sorted(_sections(schema, schema, ""), key=lambda section: "[" not in section[0])
+    elsewhere = {key: place for place, keys in places for key in keys}  # a place that is not in a list wins
     key = nearest(word, elsewhere, 0.8)
     return f"; did you mean {elsewhere[key]}{key}?{here.replace('; the', ' The')}" if key else here
 
@@ -127,12 +133,14 @@ def _property(branch: dict[str, Any], name: str) -> Any:
 
 
 def _sections(schema: dict[str, Any], node: dict[str, Any], place: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every section below `node` that is not in a list, as `a.b.`, with its keys."""
+    """Every section below `node`, as `a.b.`, with its keys; those of the entries of a list as `a[].b.`."""
     for branch in _branches(schema, node):
         keys = branch.get("properties", {})
         yield place, keys
         for name, child in keys.items():
             yield from _sections(schema, child, f"{place}{name}.")
+        if isinstance(entry := branch.get("items"), dict):
+            yield from _sections(schema, entry, f"{place[:-1]}[].")
 
 
 def _branches(schema: dict[str, Any], node: Any) -> Iterator[dict[str, Any]]:

@@ -139,7 +139,8 @@ class Tree:
             value = None if node is None else self._value(node, (), frozenset())
             self.parsed = True
         except yaml.MarkedYAMLError as exc:
-            line = exc.problem_mark.line + 1 if exc.problem_mark else 1
+            mark = exc.context_mark if _NO_COLON in (exc.problem or "") else exc.problem_mark
+            line = mark.line + 1 if mark else 1
             self.mistakes.append(f"{self.path}:{line}: not YAML: {_problem(exc)}")
             return None
         except yaml.YAMLError:
@@ -285,8 +286,10 @@ def _open_bracket(exc: yaml.MarkedYAMLError) -> str:
     return f"; close the bracket that was opened on line {exc.context_mark.line + 1}"
 
 
+_NO_COLON = "could not find expected ':'"  # noticed on a later line; the context is where the key is
 # PyYAML's words for the commonest mistakes, and what to do.
 _YAML_WORDS = {
+    _NO_COLON: "a word without a colon; write `key: value`",
     "mapping values are not allowed here": "a second colon on this line; put the value in quotes, or start a new line",
     "expected <block end>": "this line is indented differently from the other lines of its section; align them",
     "cannot start any token": "a value that starts with a special character (@, %, `); put it in quotes",

@@ -171,8 +171,11 @@ class Abby(Section):
     @field_validator("staticApiTokens")
     @classmethod
     def _names(cls, tokens: list[StaticApiToken]) -> list[StaticApiToken]:
-        if len({token.name for token in tokens}) != len(tokens):
-            raise ValueError("two tokens have the same name")
+        names = [token.name for token in tokens]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(
+                f"two tokens are named {twice}: give one of them another name, or list both as its `token`"
+            )
         owners: dict[str, str] = {}
         for token in tokens:
             for secret in token.secrets:

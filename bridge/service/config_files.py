@@ -280,7 +280,7 @@ def _unknown_top_level(key: str) -> str:
             return f"this key belongs below `{name}:`"
     if key in _OF_THE_BRIDGE:
         return "unknown key; it belongs in the bridge's configuration (`scanbridge run -c`)"
-    similar = closest(key, ServiceConfig.model_fields)
+    similar = nearest(key, ServiceConfig.model_fields)  # nothing of another vendor is here, so it is only misspelt
     return f"unknown key; did you mean {similar}?" if similar else "unknown key"
 
 

@@ -195,8 +195,9 @@ class ServiceConfig(Section):
     @field_validator("lists")
     @classmethod
     def _list_names(cls, lists: list[ListDefinition]) -> list[ListDefinition]:
-        if len({definition.name for definition in lists}) != len(lists):
-            raise ValueError("two lists have the same name")
+        names = [definition.name for definition in lists]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"two lists are named {twice}: give one of them another name")
         return lists
 
     @field_validator("decisions")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -206,9 +207,9 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
                                "WARNING", "smtpd_authorized_xforward_hosts"),
     "deadline too long": (lambda w: w.listener.update(deadline="100s"), "PROBLEM", "set it to 90s"),
     "too few descriptors": (lambda w: w.data["limits"].update(max_connections=10**9), "WARNING", "LimitNOFILE="),
-    "admin port taken": (lambda w: take(w, w.data["admin"]["address"]), "PROBLEM", "set admin.address to another port"),
+    "admin port taken": (lambda w: take(w, w.data["admin"]["address"]), "PROBLEM", "admin.address: cannot listen on"),
     "the service on the admin port": (embedded_on_admin_port, "PROBLEM", "it has the same address as admin"),
-    "slow mail passes": (lambda w: w.data.update(policy={"deadline": "relay"}), "WARNING", "deadline: relay: a mail"),
+    "slow mail passes": (lambda w: w.data.update(policy={"deadline": "relay"}), "WARNING", "policy.deadline: a mail"),
     "failing mail passes": (lambda w: w.listener.update(policy={"failed": "relay"}),
                             "WARNING", "use tempfail or quarantine"),
     "milter and proxy filter": (second_filter, "PROBLEM", "scanned twice, by smtpd_proxy_filter of smtp/inet and "),
@@ -257,6 +258,12 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
 }  # fmt: skip
 
 
+# What no key of the configuration can change, and what names another file.
+ELSEWHERE = re.compile(
+    r"^(clock|descriptors|Postfix|Exim|Sendmail|.*[./](cf|conf)\b|[^:]*: [^:]*: .*cert.pem)", re.IGNORECASE
+)
+
+
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistake_is_found_with_its_remedy(world: World, name: str) -> None:
     """One line for the one mistake; a problem exits with 1, a warning with 0."""
@@ -265,6 +272,7 @@ def test_mistake_is_found_with_its_remedy(world: World, name: str) -> None:
     done = world.run()
     (line,) = done.stdout.splitlines()
     assert f": {state}: " in line and remedy in line, line
+    assert ELSEWHERE.search(line) or "bridge.yml:" in line, "where is the key in the file?"
     assert done.exit_code == (1 if state == "PROBLEM" else 0)
 
 
@@ -289,7 +297,7 @@ def test_the_admin_port_of_another_daemon_is_found(world: World, tmp_path: Path)
         world.listener["name"] = "mx"
         done = world.run()
         (line,) = done.stdout.splitlines()
-        assert "another scanbridge daemon" in line and "set admin.address" in line and done.exit_code == 1
+        assert "another scanbridge daemon" in line and "admin.address: another" in line and done.exit_code == 1
 
 
 def shell(place: Path, script: str) -> str:

@@ -320,7 +320,7 @@ def test_a_mail_that_was_never_seen_is_proved_absent(place: Place) -> None:
     done = place.run("explain", "nobody@sender.example", "--client", "192.0.2.7")
     assert done.returncode == 3
     for expected in (
-        "No mail was found for nobody@sender.example between ",
+        "No mail was found for nobody@sender.example, client 192.0.2.7 between ",
         "For that time, it contains 43 mails: 40 tempfail, 3 relay.",
         "From <nobody@sender.example> in the whole history: 0 mails.",
         "From the domain sender.example during that time: 3 mails; the newest: ID0001 at ",
@@ -334,6 +334,13 @@ def test_a_mail_that_was_never_seen_is_proved_absent(place: Place) -> None:
         assert expected in done.stdout, expected
     data = json.loads(place.run("explain", "nobody@sender.example", "--json").stdout)
     assert data["matches"] == 0 and data["absence"]["mails_of_that_time"] == {"tempfail": 40, "relay": 3}
+
+
+def test_a_bare_word_is_told_how_to_be_found(place: Place) -> None:
+    """It was only said not to be there, although `--subject` finds it."""
+    place.add(1, subject="the minutes")
+    done = place.run("explain", "minutes")
+    assert done.returncode == 3 and "minutes was looked for as an id: give an address" in done.stdout
 
 
 def test_an_id_of_ours_tells_when_it_was_made(place: Place) -> None:
@@ -482,6 +489,9 @@ def test_a_chart_that_cannot_be_written_is_an_error(place: Place, tmp_path: Path
     [
         *(("id=ABC", "ABC"), ("<x@y>", "<x@y>"), ("'4F1:'", "4F1"), ("ggrid=9a-b)", "9a-b")),
         *(("Message-ID: <x@y>", "<x@y>"), ("([ABC]),", "ABC"), ("id=[ABC]", "ABC"), ("[" * 5000 + "]" * 5000, "")),
+        # A whole reply was looked for as one key.
+        *(("550 5.7.1 The message was refused (id=ABC ggrid=9a-b)", "ABC"), ("250 2.0.0 Ok: queued as 4C1", "4C1")),
+        ("said: 451 4.3.0 Internal problem (ggrid=9a-b)", "9a-b"),
         # The bracket at the end of an address was removed, and its mail was not found.
         *(("a@[192.0.2.1],", "a@[192.0.2.1]"), ("<[a]@x>", "<[a]@x>"), ("[a]@x", "[a]@x")),
     ],

@@ -214,7 +214,7 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("open to everybody", _in_file('address: "127.0.0.1', 'address: "0.0.0.0'), "check", 78,
      [":3: ", "can be reached from other machines", "listen on 127.0.0.1"]),
     ("two listeners with one name", _in_file("relay:", '  - {name: mx, address: "127.0.0.1:1"}\nrelay:'), "check", 78,
-     [":2: ", "two listeners are named mx", "another name"]),
+     [":4: listeners.1.name", "two listeners are named mx", "listeners.0", "another name"]),
     ("a token that is sent unencrypted", _in_file("http://127.0.0.1", "http://scanner.example"), "check", 78,
      [":1: ", "unencrypted", "use https://"]),
     ("a password in a URL", _in_file("http://127.0.0.1", "https://u:pw@scanner.example"), "check", 78,

@@ -10,6 +10,7 @@ from tests.config.config_kit import SMALL, TENANT, mistakes
 from tests.processor_time import fair_cpu_s
 
 OWN_LINE = f"uid: {TENANT}\n    recipient_domains: [x]"
+AT_9 = "bridge.yml:9: "
 
 
 def test_all_mistakes_are_reported_together_with_file_and_line() -> None:
@@ -60,6 +61,7 @@ nonsense: 1
         ("a: [1, 2", "bridge.yml:1: not YAML: the file ends in the middle of a value; ',' or ']' is missing"),
         ("a: [1,", "bridge.yml:1: not YAML: the file ends in the middle of a value; close its bracket"),
         ("a: 'b", "bridge.yml:1: not YAML: the file ends in the middle of a value; close its quote"),
+        ("a: 1\nb c\nd: 2\n", "bridge.yml:2: not YAML: a word without a colon; write `key: value`"),
         ("a:\n\t- b\n", "bridge.yml:2: not YAML: a tab; indent with spaces"),
         ("a: 1\n---\nb: 2\n", "bridge.yml:2: not YAML: but found another document"),
         ("a: \x00\n", "bridge.yml:1: not YAML: a character that is not allowed"),
@@ -69,6 +71,16 @@ nonsense: 1
         (SMALL + "tenants: {}\n", "bridge.yml:9: tenants: expected a list"),
         (SMALL + f"tenants:\n  - {OWN_LINE}\n    relay: {{nexthop: x}}\n", "bridge.yml:12: tenants.0.relay.nexthop"),
         (SMALL + f"tenants:\n  - {OWN_LINE}\n    relay:\n      next_hop: 7\n", "bridge.yml:13: tenants.0.relay.next"),
+        (SMALL + "trusted_clients: []\n", AT_9 + "trusted_clients: unknown key; did you mean listeners[].trusted"),
+        (SMALL + "log.level: info\n", AT_9 + '"log.level": unknown key; write `log:`, and `level:` indented below it'),
+        (
+            SMALL + f"tenants:\n  - {OWN_LINE}\n    domains: [b]\n",
+            "bridge.yml:12: tenants.0.domains: unknown key; did you mean recipient_domains?",
+        ),
+        (
+            SMALL + f"tenants:\n  - {OWN_LINE}\n  - {OWN_LINE.replace('x', 'y')}\n",
+            "bridge.yml:12: tenants.1.uid: two tenants have the same uid, tenants.0 and this one: list all",
+        ),
         (SMALL + "hostname: 5\n", "bridge.yml:9: hostname: expected text"),
         (SMALL + "hostname: {a: 1, a: 2}\n", "bridge.yml:9: hostname.a: this key appears twice, first on line 9"),
         (SMALL + "? [a]\n: 1\n", "bridge.yml:9: the file: a key must be a word"),

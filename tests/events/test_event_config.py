@@ -107,7 +107,8 @@ def test_check_names_the_sinks(tmp_path: Path) -> None:
     conf = load(tmp_path, HOOK, {**HOOK, "name": "t", "secret_file": "missing"}, {**SYSLOG, "name": "u"})
     first, second, third = check_event_sinks(conf)
     assert (first.what, first.state, second.state, str(third)) == (
-        "event sink s", "warning", "problem", "event sink u: ok (syslog)",
+        "event sink s", "warning", "problem",
+        "event sink u: ok (syslog, not contacted: `scanbridge events test` sends it an event)",
     )  # fmt: skip
 
 

@@ -227,6 +227,8 @@ def test_misspelled_keys_elsewhere(tmp_path):
     found = mistakes(write(tmp_path, abby=abby))
     for text in ("did you mean serviceProviders?", "did you mean hosts?", "did you mean token?"):
         assert text in found
+    (tmp_path / "service.yml").write_text("gaurd: {}\n")
+    assert "service.yml:1: gaurd: unknown key; did you mean guard?" in mistakes(tmp_path / "service.yml")
     (tmp_path / "service.yml").write_text("lisen: 127.0.0.1:0\nscanSources: {restApi: {}}\n")
     found = mistakes(tmp_path / "service.yml")
     assert "service.yml:1: lisen: unknown key; did you mean listen?" in found

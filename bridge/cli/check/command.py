@@ -37,8 +37,9 @@ def check(
 ) -> None:  # fmt: skip
     """Find problems and suggest fixes.
 
-    Tests everything that the configuration refers to. Prints only problems, warnings and notes, or one line if there
-    are none. Exit code 0: no problem (there may be warnings); 1: a problem; 78: the configuration cannot be loaded.
+    Tests what the configuration refers to, except the receivers of events (see `events test`). Prints only problems,
+    warnings and notes, or one line if there are none. Exit code 0: no problem (there may be warnings); 1: a problem;
+    78: the configuration cannot be loaded.
     """
     import uvloop
 

@@ -127,17 +127,15 @@ def _listener(conf: Config, listener: Listener, running: bool) -> Finding:
     what = f"listener {listener.name}"
     profile = PROFILES[listener.profile]
     if listener.deadline >= profile.limit_s:
-        problem = (
-            f"its deadline must be shorter than the {profile.limit_s:.0f}s after which {listener.profile} gives up"
-        )
-        return Finding(what, f"{problem}; set it to {profile.deadline_s:.0f}s")
+        limit = f"it must be shorter than the {profile.limit_s:.0f}s after which {listener.profile} gives up"
+        return Finding(what, f"listeners.{listener.name}.deadline: {limit}; set it to {profile.deadline_s:.0f}s")
     try:
         if listener.tls is not None:
             named_files.listener_tls(listener.tls, conf.directory, f"listeners.{listener.name}.tls")
         if listener.hooks is not None:
             hooks_wiring.read_token(conf, listener)
         if not running and not listener.address.systemd:
-            _try_to_listen(listener.address)
+            _try_to_listen(listener.address, f"listeners.{listener.name}.address")
     except BridgeError as exc:
         return Finding(what, str(exc))
     detail = f"{listener.protocol} on {listener.address}" + (", experimental" if listener.hooks is not None else "")
@@ -152,28 +150,31 @@ def check_admin(conf: Config, state: dict[str, Any] | None) -> Finding:
         theirs = {(entry["name"], entry["address"]) for entry in state["listeners"]}
         if not ours & theirs:
             where = ", ".join(sorted(f"{name} on {place}" for name, place in theirs))
-            problem = f"another scanbridge daemon (pid {state['pid']}, {where}) uses {address}; set admin.address"
-            return Finding("admin", problem)
+            problem = f"another scanbridge daemon (pid {state['pid']}, {where}) uses {address}"
+            return Finding("admin", f"admin.address: {problem}; choose another port")
         return Finding("admin", detail=f"{address}, in use by the running daemon")
     try:
         if not address.systemd:
-            _try_to_listen(address)
+            _try_to_listen(address, "admin.address")
     except BridgeError as exc:
-        return Finding("admin", f"{exc}; set admin.address to another port, or stop the program that uses this one")
+        return Finding("admin", str(exc))
     return Finding("admin", detail=str(address))
 
 
 def check_addresses(conf: Config) -> Iterator[Finding]:
     """Two of our own sockets cannot share an address, although it is free for either of them alone."""
-    named = [(f"listener {listener.name}", str(listener.address)) for listener in conf.listeners]
-    named.append(("admin", str(conf.admin.address)))
+    named = [
+        (f"listener {listener.name}", f"listeners.{listener.name}.address", str(listener.address))
+        for listener in conf.listeners
+    ]
+    named.append(("admin", "admin.address", str(conf.admin.address)))
     if conf.embedded_service:
-        named.append(("the embedded service", str(wiring.service_address(conf))))
+        named.append(("the embedded service", "scanner.urls", str(wiring.service_address(conf))))
     seen: dict[str, str] = {}
-    for name, address in named:
+    for name, key, address in named:
         other = seen.setdefault(address, name)
         if other != name:
-            yield Finding(name, f"it has the same address as {other}, {address}: give one of them another port")
+            yield Finding(name, f"{key}: it has the same address as {other}, {address}: give one of them another port")
 
 
 _UNSCANNED = {
@@ -185,23 +186,28 @@ _UNSCANNED = {
 def check_policies(conf: Config) -> Iterator[Finding]:
     """Settings that let a sender get a mail delivered unscanned: it only has to be slow, or to break the scanner."""
     for listener in conf.listeners:
-        policies = [(listener.name, conf.policy_for(listener))]
+        policies = [(listener.name, conf.policy_for(listener), f"listeners.{listener.name}.", listener.policy)]
         policies += [
-            (f"{listener.name}, tenant {tenant.uid}", conf.policy_for(listener, tenant))
-            for tenant in conf.tenants
+            (f"{listener.name}, tenant {tenant.uid}", conf.policy_for(listener, tenant), f"tenants.{i}.", tenant.policy)
+            for i, tenant in enumerate(conf.tenants)
             if tenant.policy.model_fields_set & set(_UNSCANNED)
         ]
-        for name, policy in policies:
+        for name, policy, place, own in policies:
             for key, text in _UNSCANNED.items():
                 entry = getattr(policy, key)
                 if entry is not None and entry.action is Action.RELAY:
+                    where = f"{place if key in own.model_fields_set else ''}policy.{key}"
                     warning = f"{text}, and a sender can cause that: use tempfail or quarantine"
-                    yield Finding(f"policy of listener {name}", warning=f"{key}: relay: {warning}")
+                    yield Finding(f"policy of listener {name}", warning=f"{where}: {warning}")
 
 
-def _try_to_listen(address: Endpoint) -> None:
-    for sock in open_listening(address):
-        sock.close()
+def _try_to_listen(address: Endpoint, key: str) -> None:
+    """Raises BridgeError, which names the key."""
+    try:
+        for sock in open_listening(address):
+            sock.close()
+    except BridgeError as exc:
+        raise BridgeError(f"{key}: {exc}") from exc
     if address.path:
         Path(address.path).unlink(missing_ok=True)
 
@@ -250,8 +256,8 @@ def _limit_of(pid: int) -> int | None:
 
 
 def check_event_sinks(conf: Config) -> Iterator[Finding]:
-    """The files that sinks name. `scanbridge events test` shows whether a receiver accepts events. Opens no file in
-    the state directory."""
+    """The files that sinks name. Only `scanbridge events test` shows whether a receiver accepts events. Opens no file
+    in the state directory."""
     state = directories.state_directory(conf.state_directory)
     for sink in conf.events:
         what = f"event sink {sink.name}"
@@ -263,4 +269,5 @@ def check_event_sinks(conf: Config) -> Iterator[Finding]:
         path = named_files.locate(sink.secret_file, conf.directory) if sink.secret_file else None
         is_open = path is not None and path.stat().st_mode & stat.S_IROTH
         warning = f"secret_file: every user of this machine can read this file; run chmod 600 {path}" if is_open else ""
-        yield Finding(what, detail=sink.type, warning=warning)
+        detail = f"{sink.type}, not contacted: `scanbridge events test` sends it an event"
+        yield Finding(what, detail=detail, warning=warning)

@@ -83,7 +83,7 @@ async def _scanner_host(conf: Config, scanner: Scanner, host: Host, what: str) -
         if host.dialect.name != DEFAULT_DIALECT:
             status = f"{host.dialect.name}, {status}"
     except (ScanError, BridgeError) as exc:
-        return Finding(what, f"{exc}{next_step(exc, conf)}")
+        return Finding(what, f"scanner.urls: {exc}{next_step(exc, conf)}")
     try:
         await scanner.try_scan(host, max(_TIMEOUT_S, conf.scanner.connect_timeout))
     except Saturated as exc:
@@ -91,7 +91,7 @@ async def _scanner_host(conf: Config, scanner: Scanner, host: Host, what: str) -
     except ScanTimeout as exc:
         return Finding(what, detail=status, warning=f"{exc}: it may be slow or hung")
     except ScanError as exc:
-        text = f"it does not scan mail (its status is {status}): {exc}{next_step(exc, conf)}"
+        text = f"scanner.urls: it does not scan mail (its status is {status}): {exc}{next_step(exc, conf)}"
         return Finding(what, text)
     return Finding(what, detail=status)
 
@@ -141,12 +141,17 @@ async def _next_hop(conf: Config, settings: Relay, hop: NextHop, key: str) -> Fi
     except ConfigError as exc:
         return Finding(what, str(exc))
     except NextHopError as exc:
-        keys = "relay.tls and relay.ca_file" if exc.reply is UNTRUSTED else key
-        return Finding(what, f"{exc}; check {keys}")
+        step = (
+            "check relay.tls and relay.ca_file"
+            if exc.reply is UNTRUSTED
+            else "is the server running? check its address"
+        )
+        return Finding(what, f"{key}: {exc}; {step}")
     detail = " ".join(extensions)
     if hop.protocol == "maildir":
         return Finding(what, detail=detail)
-    return Finding(what, _size_problem(conf, extensions), detail, _lacking(conf, hop, extensions))
+    problem, warning = _size_problem(conf, extensions), _lacking(conf, hop, extensions)
+    return Finding(what, problem and f"{key}: {problem}", detail, warning and f"{key}: {warning}")
 
 
 def _size_problem(conf: Config, extensions: tuple[str, ...]) -> str:
@@ -209,6 +214,8 @@ async def check_stores(conf: Config) -> AsyncIterator[Finding]:
         if conf.state_database is not None:
             await asyncio.to_thread(_probe, wiring.state_database(conf, state, ""))
             yield Finding("state_database", **_left_behind(conf, state))
+    except ConfigError as exc:
+        yield Finding("state_database", str(exc))
     except BridgeError as exc:
         problem = f"state_database: {exc}; check the URL, state_database_password_file, and the right to create tables"
         yield Finding("state_database", problem)
@@ -220,6 +227,8 @@ async def check_stores(conf: Config) -> AsyncIterator[Finding]:
             is_shared = history_place.has_server(conf)
             note = _UNCONDITIONAL if is_shared and not is_conditional else ""
             yield Finding("quarantine.s3", detail=settings.name, note=note)
+    except ConfigError as exc:
+        yield Finding("quarantine.s3", str(exc))
     except BridgeError as exc:
         rights = "check the endpoint, the bucket and the keys; the bridge must put, get, list and delete objects"
         yield Finding("quarantine.s3", f"{exc}; {rights}", settings.name if settings else "")
@@ -240,7 +249,7 @@ async def check_lists(conf: Config) -> list[Finding]:
         except (ConfigError, ssl.SSLError) as exc:
             return [Finding(what, str(exc))]
         errors = [answer for answer in scopes.values() if isinstance(answer, ListsError)]
-        failed = {f"{exc}{_list_remedy(exc)}": None for exc in errors}
+        failed = {f"lists.url: {exc}{_list_remedy(exc)}": None for exc in errors}
         findings += [Finding(what, problem) for problem in failed]
         if not failed:
             findings.append(Finding(what, detail="the API key is accepted"))
@@ -250,7 +259,7 @@ async def check_lists(conf: Config) -> list[Finding]:
 
 def _list_remedy(exc: ListsError) -> str:
     is_down = isinstance(exc, ListsUnreachable)
-    return "; is the service running? check lists.url and lists.other_urls" if is_down else hint(exc)
+    return "; is the service running? check its address" if is_down else hint(exc)
 
 
 def _named_lists(conf: Config, wanted: list[Wanted], scopes: Scopes) -> Iterator[Finding]:
@@ -258,7 +267,7 @@ def _named_lists(conf: Config, wanted: list[Wanted], scopes: Scopes) -> Iterator
         try:
             kind = kind_of(named, scopes)
         except ListsError as exc:
-            yield Finding(f"list {named}", str(exc))
+            yield Finding(f"list {named}", f"lists: {exc}")
         else:
             if named.tenant is None or kind != kind_of(Wanted(named.name, None, named.kind), scopes):
                 yield _list_kind(conf, named, kind)

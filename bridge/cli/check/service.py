@@ -259,14 +259,15 @@ async def _reach(
     loaded: Loaded, name: str, address: Endpoint, key: tuple[str, ...], opening: Opening | None = None
 ) -> Finding:
     from bridge.runtime.host_addresses import NameLookup
+    from bridge.runtime.reason import reason
     from bridge.service.analysis.connections import as_it_is, connect
 
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             connection = await connect(address, NameLookup(), CONNECT_TIMEOUT_S, opening or as_it_is)
     except OSError as exc:  # TimeoutError is one
-        reason = "no answer" if isinstance(exc, TimeoutError) else exc.strerror or type(exc).__name__
-        text = f"{loaded.at('analyzers', *key)}: {name} cannot be reached at {address}: {reason}; start it"
+        why = "no answer" if isinstance(exc, TimeoutError) else reason(exc) or type(exc).__name__
+        text = f"{loaded.at('analyzers', *key)}: {name} cannot be reached at {address}: {why}; start it"
         return Finding(name, text)
     connection.close()
     return Finding(name, detail=str(address))

@@ -180,7 +180,7 @@ def _say_hidden(session: HistorySession, question: Question) -> None:
 
 
 def _say_absence(session: HistorySession, question: Question, absence: Absence) -> None:
-    named = question.what or ", ".join(f"{name} {value}" for name, value in _options(question))
+    named = ", ".join(filter(None, [question.what, *(f"{name} {value}" for name, value in _options(question))]))
     until = "now" if time.time() - absence.until < 60 else _time(absence.until)
     period = f" between {_time(absence.since)} and {until}" if absence.since else ""
     if absence.is_in_quarantine:
@@ -216,6 +216,11 @@ def _evidence(session: HistorySession, absence: Absence, question: Question) -> 
     elif is_like_our_id(question.what):
         length = len(question.what)
         yield f"The bridge's ids have {OUR_ID_LENGTH} characters, but this one has {length}: copy the id again."
+    elif question.what and not question.is_address:
+        yield (
+            f"{question.what} was looked for as an id: give an address or a domain in full, and words of the subject "
+            "with --subject."
+        )
     if absence.oldest is None:
         yield f"Nothing: no mail is recorded in {session.place}."
     else:

@@ -21,6 +21,7 @@ from nats.js.errors import Error as StreamError
 from bridge.events.outbox import Entry
 from bridge.events.sinks.sink import NotDelivered, Results
 from bridge.runtime.nats_client import NatsClient
+from bridge.runtime.reason import reason
 
 _ID = "Nats-Msg-Id"
 
@@ -63,13 +64,17 @@ class NatsSink:
             problem = f"not confirmed within {self._settings.timeout_s:g} s"
             return await self._failed(entries, results, f"{problem}: {self._noted}" if self._noted else problem)
         except (Error, OSError, ssl.SSLError, ValueError) as exc:
-            return await self._failed(entries, results, str(exc) or type(exc).__name__)
+            return await self._failed(entries, results, reason(exc) or type(exc).__name__)
         return results
+
+    @property
+    def _servers(self) -> str:
+        return f"NATS at {', '.join(self._settings.servers)}"
 
     async def _failed(self, entries: Sequence[Entry], results: Results, problem: str) -> Results:
         await self.close()
         confirmed = results if self._settings.jetstream else {}
-        return {**confirmed, entries[len(confirmed)].seq: NotDelivered(f"NATS: {problem}")}
+        return {**confirmed, entries[len(confirmed)].seq: NotDelivered(f"{self._servers}: {problem}")}
 
     async def _publish(self, client: Client, entry: Entry) -> NotDelivered | None:
         try:
@@ -112,7 +117,7 @@ class NatsSink:
 
     async def _note(self, error: Exception) -> None:
         """An error that cannot be ignored is also raised where the event is published."""
-        self._noted = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        self._noted = reason(error) or type(error).__name__
 
     async def close(self) -> None:
         client, self._client = self._client, None
