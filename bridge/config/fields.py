@@ -9,11 +9,20 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Annotated, Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    ValidationInfo,
+    WithJsonSchema,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
 from bridge.mail.address import comparable_domain
@@ -44,6 +53,15 @@ def _not_the_secret(name: str) -> str:
 
 
 SecretFile = Annotated[str, AfterValidator(_not_the_secret)]
+
+
+def _next_to_the_file(value: str, info: ValidationInfo) -> str:
+    """The daemon and the commands are started in different directories, so a relative name means neither's."""
+    directory: Path = (info.context or {}).get("directory", Path())
+    return str(directory.absolute() / Path(value).expanduser()) if value else value
+
+
+Directory = Annotated[str, AfterValidator(_next_to_the_file)]
 
 
 def _host_name(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from bridge.api.scanning import DEFAULT_IN_PROCESSING, MAX_MESSAGE_BYTES
-from bridge.config.fields import Section
+from bridge.config.fields import Directory, Section
 from bridge.runtime.units import Duration, Size
 
 KiB, GiB = 1024, 1024**3
@@ -130,6 +130,8 @@ class Spool(Section):
         description="Mail up to this size is kept in memory; larger mail is kept in an unlinked temporary file. A mail "
         "that is still being received moves to the file at three quarters of this size.",
     )
-    directory: str | None = Field(
-        None, description="Directory for temporary files. Default: the system's temporary directory."
+    directory: Directory | None = Field(
+        None,
+        description="Directory for temporary files; a relative name is next to the configuration file. Default: the "
+        "system's temporary directory.",
     )

@@ -35,6 +35,7 @@ from bridge.config.fields import (
     FILE_LOOKUP,
     AddressField,
     DatabaseUrl,
+    Directory,
     DomainField,
     HostName,
     Place,
@@ -208,10 +209,10 @@ class Config(Section):
     hostname: HostName | None = Field(
         None, description="Name of the bridge in SMTP greetings and Received fields. Default: the machine's host name."
     )
-    state_directory: str | None = Field(
+    state_directory: Directory | None = Field(
         None,
-        description="Directory for everything that must survive a restart. Default: $STATE_DIRECTORY, else the XDG "
-        "state directory (~/.local/state/scanbridge).",
+        description="Directory for everything that must survive a restart; a relative name is next to the "
+        "configuration file. Default: $STATE_DIRECTORY, else the XDG state directory (~/.local/state/scanbridge).",
     )
     state_database: DatabaseUrl | None = Field(
         None,

@@ -172,6 +172,21 @@ def test_the_embedded_default_works_in_any_directory(tmp_path: Path) -> None:
     assert str(conf.relay.next_hop) == f"maildir:{odd}/Maildir"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("name", ["../etc/bridge.yml", "{place}/etc/bridge.yml"])
+def test_commands_in_another_directory_used_another_state_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """They found no quarantined mail there, and said so with exit code 0."""
+    for each in ("etc", "elsewhere"):
+        (tmp_path / each).mkdir()
+    (tmp_path / "etc/bridge.yml").write_text(f"{SMALL}state_directory: state\nspool: {{directory: spool}}\n")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    conf = model.load(Path(name.format(place=tmp_path)))
+    assert conf.state_directory is not None and conf.spool.directory is not None
+    assert Path(conf.state_directory).resolve() == tmp_path / "etc/state"
+    assert Path(conf.spool.directory).resolve() == tmp_path / "etc/spool"
+
+
 def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     """It is missing, a directory, or not text."""
     (tmp_path / "latin.yml").write_bytes(b"hostname: \xff\n")
