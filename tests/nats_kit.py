@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.error import HTTPError
 
 from bridge.testing import free_port, until
 from tests.daemon.process_kit import busy
@@ -84,6 +85,9 @@ class ClusteredServer(NatsServer):
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.pages}/healthz", timeout=60) as answer:
                 return bool(answer.status == 200)
+        except HTTPError as refusal:
+            refusal.close()
+            return False
         except OSError:
             return False
 

@@ -93,12 +93,13 @@ def need_ipv6() -> None:
 
 
 def need_python_for_all() -> None:
-    """Skip or fail unless root can start this Python as any user: one in root's home directory is closed to others."""
+    """Skip or fail unless root can start our program as any user: root's home directory is closed to others."""
     need("setpriv", root=True)
     as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    done = subprocess.run([*as_nobody, sys.executable, "-c", ""], capture_output=True, text=True, timeout=60)
+    command = [*as_nobody, sys.executable, "-c", "import bridge"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if done.returncode != 0:
-        unavailable(f"other users cannot start {sys.executable}: {done.stderr.strip()[-400:]}")
+        unavailable(f"other users cannot import bridge with {sys.executable}: {done.stderr.strip()[-400:]}")
 
 
 def need_package_index() -> None:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
+from urllib.error import HTTPError
 
 from bridge.testing import free_port, until
 from tests.requirements import find, need, unavailable
@@ -127,6 +128,9 @@ class RealRspamd:
         try:
             with urllib.request.urlopen(f"{self.url}/ping", timeout=2) as answer:
                 return bool(answer.read().strip() == b"pong")
+        except HTTPError as refusal:
+            refusal.close()
+            return False
         except OSError:
             return False
 

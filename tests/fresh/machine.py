@@ -140,13 +140,13 @@ def layer(root: Path) -> Iterator[Path]:
 
 
 def install(root: Path, user: str) -> str:
-    """A clone in the user's home, and what this network needs: names and certificates."""
+    """A clone in the user's home, or where others can read root's, and what this network needs: names, certificates."""
     if user != "root":
         run(["chroot", str(root), "useradd", "--create-home", "--shell", "/bin/bash", user])
     shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")
     shutil.copy(f"/{CERTIFICATES}", root / CERTIFICATES)
     (root / "etc/hosts").write_text("127.0.0.1 localhost\n")
-    home = "/root" if user == "root" else f"/home/{user}"
+    home = "/srv" if user == "root" else f"/home/{user}"
     run(["git", "clone", "--quiet", str(PROJECT), f"{root}{home}/project"])
     run(["chroot", str(root), "chown", "-R", f"{user}:{user}", f"{home}/project"])
     return f"{home}/project"
