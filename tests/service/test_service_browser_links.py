@@ -44,6 +44,10 @@ def found(page: str, kind: str = "text/html") -> Links:
         ("//evil.example/x", Address("", "", "evil.example", "", "/x")),
         ("\\/evil.example/x", Address("", "", "evil.example", "", "/x")),
         ("file://evil.example/x", Address("file", "", "evil.example", "", "/x")),
+        ("file://evil.example@80/x", Address("file", "", "evil.example", "", "/x")),
+        ("\\\\evil.example@SSL@8443\\x", Address("", "", "evil.example", "", "\\x")),
+        ("\\\\evil.example@ssl\\x", Address("", "", "evil.example", "", "\\x")),
+        ("//user@80.example/x", Address("", "user", "80.example", "", "/x")),
         ("file:////evil.example/x", Address("file", "", "evil.example", "", "/x")),
         ("x-vendor+app://evil.example/x", Address("x-vendor+app", "", "evil.example", "", "/x")),
         ("file:///etc/hosts", None),
@@ -59,6 +63,17 @@ def found(page: str, kind: str = "text/html") -> Links:
 )
 def test_a_link_is_read_as_the_url_standard_says(link: str, expected: Address | None) -> None:
     assert read(link) == expected
+
+
+@pytest.mark.parametrize(
+    "link",
+    ["file://evil.example@80/x", r"\\evil.example@SSL@8443\x", r"\\evil.example@ssl\x", "//evil.example@443/x"],
+)
+@pytest.mark.parametrize(
+    "page", ['<a href="{}">x</a>', "<style>a{{background:url({})}}</style>", "<script>'{}'</script>"]
+)
+def test_the_server_of_a_webdav_link_was_taken_for_a_user(link: str, page: str) -> None:
+    assert "evil.example" in found(page.format(link)).hosts
 
 
 def test_a_base_completes_a_link_without_a_host() -> None:

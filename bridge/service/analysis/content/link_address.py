@@ -25,6 +25,8 @@ AROUND = "".join(map(chr, range(0x21)))  # control characters and the space
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]++):", re.IGNORECASE)  # more than a single letter, which would be a drive
 _SLASHES = re.compile(r"[/\\]*+")
 _AUTHORITY = re.compile(r"[^/\\?#]*+")
+_PATHS = frozenset({"", "file"})
+_WEBDAV_PORT = re.compile(r"ssl|(?:ssl@)?\d{1,5}", re.IGNORECASE)
 _HOST = re.compile(r"[^\s/\\?#@:<>\[\]^|%\x00-\x20\x7f-\U0010ffff]{1,253}")  # what browsers do not refuse, in ASCII
 _PUNCTUATION = ".,;!*'\"`)}]&"  # after a link in a text
 
@@ -49,12 +51,20 @@ def read(link: str, base: Address | None = None) -> Address | None:
     authority = _AUTHORITY.match(link, begin)
     end = authority.end() if authority else begin
     user, _, place = link[begin:end].rpartition("@")
+    if scheme in _PATHS and (server := webdav_server(link[begin:end])):
+        user, place = "", server
     if place.startswith("["):
         host, _, port = place.partition("]")
         host, port = host + "]", port.removeprefix(":")
     else:
         host, _, port = place.partition(":")
     return Address(scheme, user, host, port, link[end:]) if host else None
+
+
+def webdav_server(authority: str) -> str:
+    r"""Where Windows looks for the folder `\\server@SSL@8443\folder` or `file://server@80/folder`; or ""."""
+    server, _, port = authority.partition("@")
+    return server if _WEBDAV_PORT.fullmatch(port) else ""
 
 
 def mailbox_host(link: str) -> str:

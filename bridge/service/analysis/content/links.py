@@ -14,7 +14,7 @@ from collections.abc import Callable
 from bridge.mime import references
 from bridge.mime.structure import TooMuch
 from bridge.service.analysis.content import link_address, page_text
-from bridge.service.analysis.content.link_address import host_of, without_breaks
+from bridge.service.analysis.content.link_address import host_of, webdav_server, without_breaks
 
 # The patterns expect lower-case text. Each starts with literal characters, which `re` searches for fast.
 _TEXT_END = rf"\s<>\"'(){link_address.TYPOGRAPHIC}"
@@ -232,13 +232,16 @@ class Links:
         userinfo, at, rest = raw.rpartition("@")
         if at and userinfo:
             self.tags.add("url:userinfo")
-        for name in dict.fromkeys((rest, _ODD_HOST.split(rest, maxsplit=1)[0])):  # a link in a text may end there
+        # A link in a text may end at any unusual character.
+        names = (rest, _ODD_HOST.split(rest, maxsplit=1)[0], webdav_server(raw) if at else "")
+        for name in dict.fromkeys(names):
             self._add_host(self._host(name))
 
     def _add_guess(self, raw: str) -> None:
         """It may be a comment of a script. Only its host counts, if it has the form of one."""
-        for name in dict.fromkeys((raw, _ODD_HOST.split(raw.rpartition("@")[2], maxsplit=1)[0])):
-            host = self._host(name.rpartition("@")[2])
+        rest = raw.rpartition("@")[2]
+        for name in dict.fromkeys((rest, _ODD_HOST.split(rest, maxsplit=1)[0], webdav_server(raw))):
+            host = self._host(name)
             if "." in host or ":" in host:
                 self.hosts.add(host)
         if len(self.hosts) > self._max_hosts:

@@ -73,10 +73,8 @@ def is_remote(target: str) -> bool:
     if address is None:
         return text.startswith("mhtml:")
     raw = address.host
-    if address.scheme in _PATHS:  # the host is followed by a port: `\\host@SSL@443\share`
-        raw = address.user.partition("@")[0] or raw
-        if _DRIVE.fullmatch(raw):
-            return False
+    if address.scheme in _PATHS and _DRIVE.fullmatch(raw):
+        return False
     host = host_of(raw)
     try:
         ip = ip_address(host)
