@@ -220,14 +220,26 @@ class Filter:
         self._tell(Record(tx, size, outcome=outcome, error=cause_of(reply), rule=rule_of_refusal(reply)))
         return outcome
 
-    async def refuse_content(self, tx: Transaction, reply: Reply) -> Outcome:
-        """Refuse a complete mail that the intake cannot pass on; after a queue, it is quarantined."""
+    def refuse_content(self, tx: Transaction, reply: Reply) -> Coroutine[Any, Any, Outcome]:
+        """Refuse a complete mail that the intake cannot pass on; after a queue, it is quarantined, for each tenant."""
+        if tx.is_per_recipient and len(parts := recipients_by_tenant(tx, self._tenant_of)) > 1:
+            return self._refuse_split(tx, parts, reply)
+        return self._refuse_content(tx, reply)
+
+    async def _refuse_split(self, tx: Transaction, parts: list[list[int]], reply: Reply) -> Outcome:
+        try:
+            return await process_split(tx, parts, lambda part: self._refuse_content(part, reply, is_part=True))
+        finally:
+            tx.message.close()
+
+    async def _refuse_content(self, tx: Transaction, reply: Reply, is_part: bool = False) -> Outcome:
         record = Record(tx, tx.message.size, rule=rule_of_refusal(reply))
         try:
             record.outcome = await self._refuse(record, reply)
         finally:
             self._tell(record)
-            tx.message.close()
+            if not is_part:  # other parts still read it
+                tx.message.close()
         return record.outcome
 
     # The complete mail.

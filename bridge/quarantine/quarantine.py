@@ -345,8 +345,11 @@ class Quarantine:
         self._is_index_failing = True
 
     def _tenant(self, tx: Transaction) -> str | None:
-        """By the first recipient's domain, as for the scan."""
-        domain = domain_of(tx.envelope.recipients[0].address) if tx.envelope.recipients else ""
+        """By the recipients' domains, as for the scan; None if they differ: no tenant may see another's recipients."""
+        found = {self._tenant_of(domain_of(address)) for address in tx.envelope.addresses or ("",)}
+        return found.pop() if len(found) == 1 else None
+
+    def _tenant_of(self, domain: str) -> str | None:
         return self._settings.tenant_by_domain.get(domain, self._settings.default_tenant)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
@@ -69,6 +70,28 @@ def test_each_tenant_has_its_own_decision_and_policy(tmp_path: Path, hop: NextHo
         (kept,) = bridge.quarantined
         assert replies[1] == f"250 2.0.0 Ok: queued as {kept.stem}".encode()
         assert kept.read_bytes().endswith(CONTENT)
+
+
+@EACH
+def test_a_refused_mail_was_kept_for_the_first_tenant_with_the_recipients_of_the_others(
+    tmp_path: Path, protocol: str
+) -> None:
+    """After a queue: its first line continues the field that names the client. The first tenant could release it."""
+    kind = "lmtp" if protocol == "lmtp" else "smtp"
+    with running_bridge(
+        tmp_path, {"tenants": TENANTS}, protocol=kind, profile="exim-queue", client_header="X-Client"
+    ) as bridge:
+        content = b"X-Client: ADDR=192.0.2.7\r\n HELO=x\r\n" + CONTENT
+        replies = own(protocol, send(bridge, protocol, *PEOPLE, content=content))
+        assert [reply[:3] for reply in replies] == [b"250"] * 4
+        records = [json.loads(kept.with_suffix(".json").read_bytes()) for kept in bridge.quarantined]
+        assert {record["tenant"]: record["recipients"] for record in records} == {
+            ONE: ["b@one.example", "d@ONE.example"],
+            TWO: ["c@two.example"],
+            None: ["e@example.org"],
+        }
+        assert all(kept.read_bytes() == content for kept in bridge.quarantined)
+        assert counted(bridge, "bytes_in_processing") == 0
 
 
 def test_forged_fields_are_removed_from_every_part(tmp_path: Path, hop: NextHop) -> None:
