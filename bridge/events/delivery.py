@@ -53,7 +53,7 @@ class DeliverySettings:
     first_pause_s: float = 1.0
     longest_pause_s: float = 60.0
     aside_s: float = 30.0  # how long an event is set aside, at first ...
-    longest_aside_s: float = 600.0
+    longest_aside_s: float = 600.0  # a fifth more, by chance, is still below `outbox.LONGEST_ASIDE_S`
 
 
 @dataclass(slots=True)

@@ -48,6 +48,7 @@ from bridge.runtime.tables import Schema, Tables, TablesFailed
 from bridge.runtime.value import value
 
 LEASE_S = 10.0
+LONGEST_ASIDE_S = 900.0  # for which an event can be set aside
 WAIT_S = 5.0  # for a lock, a connection, one statement
 _MAX_PROBLEM = 300  # characters
 _MANY = 500  # parameters of one statement
@@ -234,13 +235,17 @@ class Outbox:
             connection.execute(update(event_sink).where(_s.owner == owner).values(owner="", lease_until=0.0))
 
     def due(self, sink: str, count: int) -> list[Entry]:
-        """The next events, oldest first. An event waits while an earlier one about the same thing is set aside."""
+        """The next events, oldest first. An event waits while an earlier one about the same thing is set aside.
+
+        A time further ahead than an event can be set aside was written while the clock was wrong.
+        """
         now = time.time()
         waiting = (_c.sink == sink, _c.is_dead.is_(False))
+        is_aside = (_c.next_at > now) & (_c.next_at <= now + LONGEST_ASIDE_S)
         with self._tables.reading() as connection:
-            aside = connection.execute(select(_c.about, _c.seq).where(*waiting, _IS_ASIDE, _c.next_at > now)).all()
+            aside = connection.execute(select(_c.about, _c.seq).where(*waiting, _IS_ASIDE, is_aside)).all()
             rows = connection.execute(
-                select(event_outbox).where(*waiting, _c.next_at <= now).order_by(_c.seq).limit(count + len(aside))
+                select(event_outbox).where(*waiting, ~is_aside).order_by(_c.seq).limit(count + len(aside))
             ).all()
         behind: dict[str, int] = {}
         for row in aside:

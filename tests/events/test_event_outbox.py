@@ -10,7 +10,17 @@ import pytest
 from sqlalchemy import create_engine, func, select, text
 
 from bridge.events.event import Report, ScannerState, list_changed, reported, scanner_state
-from bridge.events.outbox import Entry, Failed, Limit, Outbox, OutboxError, SinkState, event_outbox, event_sink
+from bridge.events.outbox import (
+    LONGEST_ASIDE_S,
+    Entry,
+    Failed,
+    Limit,
+    Outbox,
+    OutboxError,
+    SinkState,
+    event_outbox,
+    event_sink,
+)
 from bridge.observe.redaction import FULL
 from bridge.runtime.database import Database
 from tests.events.events_kit import ROOMY, entry
@@ -72,6 +82,15 @@ def test_an_event_waits_behind_one_about_the_same_mail(outbox: Outbox) -> None:
     assert [one.seq for one in outbox.due("s", 9)] == [second.seq]
     assert outbox.retry("s", []) == 0  # no dead letters, but the pause is over
     assert [(one.seq, one.attempts) for one in outbox.due("s", 9)] == [(first.seq, 1), (second.seq, 0), (third.seq, 0)]
+
+
+def test_an_event_set_aside_by_a_clock_that_was_ahead_waited_for_that_time(outbox: Outbox) -> None:
+    """And with it all later events about the same mail: perhaps for years."""
+    outbox.add([entry(about="m1"), entry(about="m2"), entry(about="m1")], {"s": ROOMY})
+    due = outbox.due("s", 9)
+    for ahead_s, waits in ((LONGEST_ASIDE_S - 60, True), (LONGEST_ASIDE_S + 60, False), (86400 * 365, False)):
+        outbox.settle("s", [], [Failed(due[0].seq, "no", next_at=time.time() + ahead_s)], "no")
+        assert [one.seq for one in outbox.due("s", 9)] == [one.seq for one in due if not waits or one.about == "m2"]
 
 
 def test_dead_letters_are_kept_until_someone_decides(outbox: Outbox) -> None:
