@@ -143,9 +143,9 @@ class LateDecisions:
     def _known(self, entry: Entry | None, now: float) -> AnalysisResult | LateStatus | None:
         if entry is None or entry.changed_at < now - self.settings.max_age_s:
             return None
-        if entry.result is not None:
-            return entry.result
         alive_since, latest = now - self.settings.alive_s, now + self.settings.scan_limit_s
+        if entry.result is not None:
+            return entry.result if entry.changed_at <= latest else None
         return LateStatus.RUNNING if _is_awaited(entry, alive_since, latest) else None
 
     async def follow(
@@ -290,11 +290,12 @@ class LateDecisions:
         return found[0] | self._spare.envelopes(since) if found else None
 
     def _purge(self) -> None:
-        before = time.time() - self.settings.max_age_s
-        self._spare.purge(before, self.settings.spare_entries)
+        now, settings = time.time(), self.settings
+        before, latest = now - settings.max_age_s, now + settings.scan_limit_s
+        self._spare.purge(before, settings.spare_entries, latest)
         if self._running:
-            self._try(self._store.touch, self._owner, time.time())
-        self._try(self._store.purge, before, self.settings.max_entries)
+            self._try(self._store.touch, self._owner, now)
+        self._try(self._store.purge, before, settings.max_entries, latest)
 
     def _try(self, work: Callable[..., object], *arguments: object) -> bool:
         """Returns whether it worked; a lasting failure is logged once."""

@@ -11,12 +11,14 @@ entries take turns: two of them could each wait for a row of the other.
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import sqlite3
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -80,8 +82,11 @@ class LateStore(Protocol):
     def envelopes(self, since: float) -> set[bytes]:
         """The envelope hashes of all entries changed since then."""
 
-    def purge(self, before: float, max_entries: int) -> None:
-        """Removes entries that are older, and the oldest above the maximum number."""
+    def purge(self, before: float, max_entries: int, latest: float = math.inf) -> None:
+        """Removes entries that are older, and the oldest above the maximum number.
+
+        And those after `latest`: with a clock that was ahead, they would outlive and displace all others.
+        """
 
     def touch(self, owner: str, now: float) -> None:
         """Confirms that this process still awaits its scans: sets their `changed_at`."""
@@ -117,11 +122,10 @@ class MemoryStore:
     def envelopes(self, since: float) -> set[bytes]:
         return {entry.envelope for entry in self._entries.values() if entry.changed_at >= since}
 
-    def purge(self, before: float, max_entries: int) -> None:
-        too_many = len(self._entries) - max_entries
-        for number, (key, entry) in enumerate(list(self._entries.items())):
-            if number < too_many or entry.changed_at < before:
-                del self._entries[key]
+    def purge(self, before: float, max_entries: int, latest: float = math.inf) -> None:
+        kept = {key: entry for key, entry in self._entries.items() if before <= entry.changed_at <= latest}
+        surplus = max(len(kept) - max_entries, 0)
+        self._entries = dict(islice(kept.items(), surplus, None))
 
     def touch(self, owner: str, now: float) -> None:
         """No other process reads this store."""
@@ -241,12 +245,13 @@ class SqlStore:
         with self._opened().writing() as connection:
             connection.execute(update(late_decision).where(ours).values(changed_at=now))
 
-    def purge(self, before: float, max_entries: int) -> None:
+    def purge(self, before: float, max_entries: int, latest: float = math.inf) -> None:
+        changed_at = late_decision.c.changed_at
         with self._opened().writing() as connection:
-            connection.execute(delete(late_decision).where(late_decision.c.changed_at < before))
+            connection.execute(delete(late_decision).where((changed_at < before) | (changed_at > latest)))
             count = connection.execute(select(func.count()).select_from(late_decision)).scalar_one()
             if count > max_entries:
-                ordered = select(late_decision.c.key).order_by(late_decision.c.changed_at).limit(count - max_entries)
+                ordered = select(late_decision.c.key).order_by(changed_at).limit(count - max_entries)
                 connection.execute(delete(late_decision).where(late_decision.c.key.in_(ordered)))
 
     def _opened(self) -> Tables:

@@ -211,6 +211,20 @@ async def test_a_clock_that_was_ahead_had_a_mail_deferred_until_that_time(tmp_pa
     store.close()
 
 
+async def test_a_clock_that_was_ahead_kept_a_decision_until_that_time(tmp_path: Path) -> None:
+    """A mail was delivered on the decision of a year ago, and newer decisions were removed in its place."""
+    key = await fingerprint(None, ENVELOPE, message())
+    store = SqlStore.in_file(tmp_path / "late.sqlite")
+    store.open()
+    for ahead_s, expected in ((600.0, RESULT), (86_400.0 * 365, None)):
+        store.put(Entry(key, envelope_hash(None, ENVELOPE), time.time() + ahead_s, "", RESULT))
+        async with running(SqlStore.in_file(tmp_path / "late.sqlite"), purge_s=0.05, refresh_s=0.01) as case:
+            assert await case.look() == expected
+            if expected is None:
+                await eventually(lambda: store.get(key) is None, "the entry to be removed")
+    store.close()
+
+
 async def test_workers_learn_of_each_others_mail(tmp_path: Path) -> None:
     """The retry may immediately reach another process than the first attempt."""
     async with (
