@@ -329,7 +329,8 @@ class Items:
     # Small values
 
     def _is_new(self, now: float) -> ColumnElement[bool]:
-        unsure = and_(_i.sent_at < 0, _i.sent_at > -(now - UNSURE_S))
+        """Not told about, or claimed a day ago without a result; or in a day, by a clock that was wrong."""
+        unsure = and_(_i.sent_at < 0, or_(_i.sent_at > -(now - UNSURE_S), _i.sent_at < -(now + UNSURE_S)))
         return and_(_i.place == self._place, _i.person != "", _i.hidden == 0, or_(_i.sent_at == 0, unsure))
 
     def _state(self, name: str) -> tuple[float, str]:

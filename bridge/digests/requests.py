@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, and_, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, and_, delete, func, insert, or_, select, update
 
 from bridge.digests import database
 from bridge.digests.database import DigestStore
@@ -162,8 +162,12 @@ class Requests:
             connection.execute(update(database.state).where(self._is_notice(seq)).values(text="\n".join(told)))
 
     def due_notices(self, now: float) -> list[Notice]:
-        """Those that are due, each only for this caller: the next attempt is due later, at twice the age."""
-        due = and_(_s.place == self._place, _s.name.startswith(_NOTICE), _s.number <= now)
+        """Those that are due, each only for this caller: the next attempt is due later, at twice the age.
+
+        A time further ahead than any pause is that of a clock that was wrong.
+        """
+        is_due = or_(_s.number <= now, _s.number > now + 2 * _MAX_NOTICE_S)
+        due = and_(_s.place == self._place, _s.name.startswith(_NOTICE), is_due)
         found: list[Notice] = []
         with self._store.writing(_LOCK) as connection:
             for row in connection.execute(select(_s.name, _s.text).where(due).limit(_MAX_NOTICES)).all():

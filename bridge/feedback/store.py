@@ -196,7 +196,8 @@ def _key(mail: str, person: str, kind: ReportKind | None = None) -> ColumnElemen
 
 
 def _is_interrupted(state: str, at: float, now: float) -> bool:
-    return state == _WORKING and at < now - WORKING_S
+    """A clock that was ahead may have written a time that is still to come."""
+    return state == _WORKING and not now - WORKING_S <= at <= now + WORKING_S
 
 
 def _count(connection: Connection, kind: ReportKind, state: ReportState) -> None:

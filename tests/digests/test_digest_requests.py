@@ -85,6 +85,16 @@ def test_what_releasers_were_not_told_is_due_until_they_are(store: DigestStore) 
     assert requests.due_notices(now + DAY_S) == []
 
 
+def test_a_notice_of_a_clock_that_was_a_year_ahead_waited_for_that_year(store: DigestStore) -> None:
+    requests, year = Requests(store, ""), time.time() + 365 * DAY_S
+    asked = ask(requests)
+    with store.writing() as connection:
+        connection.exec_driver_sql(f"UPDATE digest_state SET number = {year}")
+    (due,) = requests.due_notices(time.time())
+    assert due.request == asked
+    assert requests.due_notices(time.time()) == []
+
+
 def test_nobody_is_told_of_what_was_decided_or_is_old(store: DigestStore) -> None:
     requests = Requests(store, "")
     requests.refuse(ask(requests).seq, "rita")

@@ -83,6 +83,18 @@ def test_a_claim_of_a_dead_process_is_repeated_with_the_next_digest_a_day_later(
     assert claim is not None and len(claimed(items, claim)) == 2
 
 
+def test_a_claim_of_a_clock_that_was_a_year_ahead_hid_its_mail_for_that_year(
+    store: DigestStore, tmp_path: Path
+) -> None:
+    items, now = Items(store, ""), time.time()
+    items.refresh(quarantine_with(tmp_path, 2, 1), PEOPLE)
+    (((waiting,)),) = list(items.waiting(now))
+    assert items.claim(waiting.person, now + 365 * 86400) is not None  # and never confirmed
+    (((again,)),) = list(items.waiting(now))
+    claim = items.claim(again.person, now)
+    assert claim is not None and len(claimed(items, claim)) == 2
+
+
 def test_a_failure_gives_the_items_back_and_a_refusal_ends_it_for_a_week(store: DigestStore, tmp_path: Path) -> None:
     items, now = Items(store, ""), time.time()
     items.refresh(quarantine_with(tmp_path, 2, 1), PEOPLE)

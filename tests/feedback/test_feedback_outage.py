@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -242,6 +243,18 @@ def test_store_keeps_one_report_of_each_person(place: Database) -> None:
     assert store.begin("M3", "ben", ReportKind.HAM)
     store.forget("M3", "ben", ReportKind.HAM)
     assert store.begin("M3", "ben", ReportKind.HAM)
+    store.close()
+
+
+def test_an_interrupted_report_could_not_be_made_again_if_its_clock_was_ahead(
+    place: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the time that the clock had shown, the person was told that the report was made before."""
+    store, now = ReportStore(place, retention_s=86400), time.time()
+    monkeypatch.setattr("bridge.feedback.store.time.time", lambda: now + 365 * 86400)
+    assert store.begin("M1", "anna", ReportKind.SPAM)
+    monkeypatch.undo()
+    assert store.begin("M1", "anna", ReportKind.SPAM) and not store.begin("M1", "anna", ReportKind.SPAM)
     store.close()
 
 
