@@ -131,6 +131,20 @@ def test_proxy_that_is_no_longer_trusted_after_a_reload_named_trusted_clients(tm
         assert client.say(b"MAIL FROM:<a@client.example>")[0].startswith(b"550 5.7.1 ")
 
 
+def test_an_open_connection_was_taken_for_the_sender_after_a_mail_server_had_been_put_in_front(tmp_path: Path) -> None:
+    """Its own address, which may be on a list of mail that needs no scan, was that of all its senders."""
+    with running_bridge(tmp_path, profile="direct") as bridge, bridge.client() as client:
+        client.open()
+        for profile in ("postfix-proxy", "direct"):
+            assert client.mail().startswith(b"250 ")
+            listener = bridge.daemon.config.listeners[0].model_copy(update={"profile": profile})
+            changed = bridge.daemon.config.model_copy(update={"listeners": [listener]})
+            bridge.background.run(bridge.daemon.reload(lambda conf=changed: conf))
+        assert client.mail().startswith(b"250 ")
+        told = [submission.parameters["borderMtaData"] for submission in bridge.scanner.submissions]
+        assert [border.get("remoteAddress") for border in told] == ["127.0.0.1", None, "127.0.0.1"]
+
+
 def _over_smtp(bridge: RunningBridge, stack: ExitStack) -> Callable[[], bool]:
     client = stack.enter_context(bridge.client())
     client.open()

@@ -341,9 +341,9 @@ class SmtpServer:
         return replace(transaction, session=replace(session, client=client, is_told=True))
 
     def _describe(self, session: SmtpSession) -> Session:
-        """Made once, and again only when the client has said something new about itself."""
+        """Made once, and again only when the client has said something new about itself, or after a reload."""
         header = self.settings.client_header
-        told = (session.forwarded, session.client, session.host_name, session.extended_smtp, header)
+        told = (session.forwarded, session.client, session.host_name, session.extended_smtp, self.settings)
         if session.described is not None and session.described[0] == told:
             return session.described[1]
         client = session.forwarded or session.client
