@@ -27,7 +27,7 @@ class Mail:
     """One mail with all its attempts, the oldest first."""
 
     attempts: tuple[MailEntry, ...]
-    others: tuple[MailEntry, ...] = ()  # the same message, sent separately
+    others: tuple[tuple[MailEntry, ...], ...] = ()  # the same message, sent separately: the attempts of each mail
     before: tuple[MailEntry, ...] = ()  # deferred before there was content: perhaps with this mail
     later: tuple[LaterEvent, ...] = ()
 
@@ -77,9 +77,9 @@ def whole(store: HistoryReader, mail: Mail) -> Mail:
                 related[identity(other)] = other
     groups = _groups(sorted(related.values(), key=lambda other: other.row.at))
     own = next(group for group in groups if identity(entry) in map(identity, group))
-    others = [other for group in groups if group is not own for other in group]
+    others = tuple(tuple(group) for group in groups if group is not own)
     ids = [attempt.row.id for attempt in own if attempt.row.id]
-    return Mail(tuple(own), tuple(others), tuple(_before(store, own[0])), tuple(store.later(ids) if ids else ()))
+    return Mail(tuple(own), others, tuple(_before(store, own[0])), tuple(store.later(ids) if ids else ()))
 
 
 def _related(ordered: Iterable[MailEntry]) -> Iterable[list[MailEntry]]:

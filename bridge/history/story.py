@@ -477,11 +477,13 @@ def _later(event: LaterEvent) -> str:
 
 def _others(mail: Mail) -> Iterator[Step]:
     own = {attempt.row.id for attempt in mail.attempts} - {""}
-    if parts := [entry for entry in mail.others if entry.row.id in own]:
-        fates = [f"{ACTIONS.get(part.kind.action, part.kind.action)} for {_people(part)}" for part in parts]
+    parts = [other for other in mail.others if not own.isdisjoint(attempt.row.id for attempt in other)]
+    if parts:
+        last = [attempts[-1] for attempts in parts]
+        fates = [f"{ACTIONS.get(part.kind.action, part.kind.action)} for {_people(part)}" for part in last]
         yield Step(None, f"The same mail was {_joined(fates)}.")
-    if others := [entry for entry in mail.others if entry.row.id not in own]:
-        ids = ", ".join(entry.row.id for entry in others[:_MANY] if entry.row.id)
+    if others := [other for other in mail.others if other not in parts]:
+        ids = ", ".join(attempts[-1].row.id for attempts in others[:_MANY] if attempts[-1].row.id)
         count = len(others)
         mails = "a separate mail" if count == 1 else f"{count} separate mails"
         yield Step(None, f"The same message also arrived as {mails}: {ids}.")

@@ -105,9 +105,30 @@ def test_a_decided_mail_is_not_joined_to_the_next_one(store: SqliteHistory) -> N
     add(store, mail(1), mail(2, recipients="c@example.org"))
     one, two = (whole(store, mail) for mail in gather(store.find(HistoryQuery())))
     assert [attempt.row.id for attempt in one.attempts] == ["ID0002"]
-    assert [attempt.row.id for attempt in one.others] == ["ID0001"]
+    assert [attempt.row.id for [attempt] in one.others] == ["ID0001"]
     assert "The same message also arrived as a separate mail: ID0001." in text(tell(one, Surroundings(), None))
-    assert [attempt.row.id for attempt in two.others] == ["ID0002"]
+    assert [attempt.row.id for [attempt] in two.others] == ["ID0002"]
+
+
+def test_the_attempts_of_another_mail_were_counted_as_mails(store: SqliteHistory) -> None:
+    """The list above the stories shows two mails; the story of the newer one spoke of two more."""
+    add(store, mail(1, **DEFERRED), mail(2), mail(3))
+    newer, older = (whole(store, mail) for mail in gather(store.find(HistoryQuery())))
+    assert "The same message also arrived as a separate mail: ID0002." in text(tell(newer, Surroundings(), None))
+    assert "The same message also arrived as a separate mail: ID0003." in text(tell(older, Surroundings(), None))
+
+
+def test_another_answer_is_told_as_it_became_later(store: SqliteHistory) -> None:
+    """Two recipients of one mail were deferred; the story of one called the later attempt for the other a new mail."""
+    add(
+        store,
+        mail(1, recipients="a@example.org", **DEFERRED),
+        mail(1, recipients="b@example.org", action="reject"),
+        mail(2, recipients="a@example.org"),
+    )
+    [refused] = gather(store.find(HistoryQuery(recipient="b@example.org")))
+    told = text(tell(whole(store, refused), Surroundings(), None))
+    assert "The same mail was delivered for <a@example.org>." in told and "separate mail" not in told
 
 
 def test_a_message_id_without_its_local_part_joins_nothing(store: SqliteHistory) -> None:

@@ -125,10 +125,11 @@ def _told(call: Call, mail: Mail) -> tuple[Kept | None, Any]:
 
 def _for_tenant(mail: Mail) -> Mail:
     """For people of named tenants: without machines, and without the entries of lists that they may not see."""
-    entries = (tuple(map(_entry_for_tenant, some)) for some in (mail.attempts, mail.others, mail.before))
-    attempts, others, before = entries
+    attempts, before, *others = (
+        tuple(map(_entry_for_tenant, some)) for some in (mail.attempts, mail.before, *mail.others)
+    )
     later = tuple(event.without_internals() for event in mail.later)
-    return replace(mail, attempts=attempts, others=others, before=before, later=later)
+    return replace(mail, attempts=attempts, others=tuple(others), before=before, later=later)
 
 
 def _entry_for_tenant(entry: MailEntry) -> MailEntry:
