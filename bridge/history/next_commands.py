@@ -26,7 +26,9 @@ def in_mail_log(text: str) -> Iterator[str]:
     yield f"journalctl -u 'postfix*' -g {shlex.quote(re.escape(text))}    # if Postfix logs to the journal"
 
 
-def next_commands(mail: Mail, maildir: str, state: str, *, is_milter: bool = False) -> Iterator[str]:
+def next_commands(
+    mail: Mail, maildir: str, state: str, *, is_milter: bool = False, is_after_queue: bool = False
+) -> Iterator[str]:
     """`maildir`: the next hop's path, if it is a Maildir. `state`: the quarantined mail's; "" if it is not there."""
     row, kind = mail.last.row, mail.last.kind
     if state:
@@ -35,8 +37,12 @@ def next_commands(mail: Mail, maildir: str, state: str, *, is_milter: bool = Fal
             is_unknown = state in ("interrupted", "unsure")
             hint = "    # first look for it in the next hop's log; then add --again" if is_unknown else ""
             yield f"scanbridge quarantine release {row.id}{hint}"
-    if row.queue_id and (kind.action == Action.HOLD or (kind.action == Action.RELAY and is_milter)):
+    is_waiting = is_after_queue and is_open(mail.last)
+    is_in_queue = kind.action == Action.HOLD or (kind.action == Action.RELAY and is_milter) or is_waiting
+    if row.queue_id and is_in_queue:
         yield f"postqueue -p | grep {shlex.quote(row.queue_id)}    # is it still in the queue?"
+    if row.queue_id and is_waiting:
+        yield f"postqueue -i {shlex.quote(row.queue_id)}    # try again now"
     if kind.action == Action.HOLD and row.queue_id:
         yield f"postsuper -H {shlex.quote(row.queue_id)}    # release it"
     if kind.action == Action.RELAY and maildir:

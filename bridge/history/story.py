@@ -27,6 +27,7 @@ GONE, NOT_HERE, UNKNOWN = "gone", "not_here", "unknown"
 _GIVES_UP_S = 5 * 86_400.0  # when most mail servers return a mail that they could not deliver
 _AT_STAGE = {"connect": "when it connected", "mail": "at MAIL", "rcpt": "at RCPT", "data": "at DATA"}
 _MANY = 5  # recipients that are named
+_SERVER_IN_FRONT = "the mail server in front of the bridge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,16 @@ class Surroundings:
     def is_delivered_in_front(self) -> bool:
         """Whether the mail server in front of us delivers the mail itself."""
         return self.protocol in ("milter", "mta-hooks")
+
+    @property
+    def client(self) -> str:
+        """Who receives our answers. Before its queue, the mail server in front of us passes them on to its client."""
+        return _SERVER_IN_FRONT if self.is_after_queue else "the client"
+
+    @property
+    def peer(self) -> str:
+        """Who is connected to us."""
+        return "the client" if self.is_direct else _SERVER_IN_FRONT
 
     @property
     def maildir(self) -> str:
@@ -89,13 +100,14 @@ class Story:
 
 def tell(mail: Mail, around: Surroundings, kept: Kept | None, now: float | None = None) -> Story:
     moment = time.time() if now is None else now
-    steps = [*_before(mail), *_what(mail)]
+    steps = [*_before(mail, around), *_what(mail)]
     for number, attempt in enumerate(mail.attempts, 1):
         steps += _attempt(attempt, around, number if len(mail.attempts) > 1 else 0)
-    steps += [Step(event.at, _later(event), event.at) for event in mail.later]
+    steps += [Step(event.at, _later(event, around), event.at) for event in mail.later]
     steps += _others(mail)
     state = kept.state if kept is not None and kept.state not in (GONE, NOT_HERE, UNKNOWN) else ""
-    commands = next_commands(mail, around.maildir, state, is_milter=around.protocol == "milter")
+    is_milter, is_after_queue = around.protocol == "milter", around.is_after_queue
+    commands = next_commands(mail, around.maildir, state, is_milter=is_milter, is_after_queue=is_after_queue)
     return Story(_fate(mail, around, kept), tuple(steps), _now(mail, around, kept, moment), tuple(commands))
 
 
@@ -111,7 +123,7 @@ def _fate(mail: Mail, around: Surroundings, kept: Kept | None) -> str:
         Action.QUARANTINE: "quarantined and later released" if is_released else "quarantined",
         Action.HOLD: "put on hold by the mail server",
         Action.TEMPFAIL: "deferred",
-        CANCELLED: "abandoned by the client",
+        CANCELLED: f"abandoned by {around.client}",
     }
     word, when = words.get(last.kind.action, last.kind.action), ""
     if last.kind.action == Action.RELAY:
@@ -128,7 +140,7 @@ def _fate(mail: Mail, around: Surroundings, kept: Kept | None) -> str:
     if answers.unsure:
         when += ", and may have been delivered"
     elif answers.late and not answers.refused:
-        word, when = "delivered to the next hop", ", which answered too late for the client"
+        word, when = "delivered to the next hop", f", which answered too late for {around.client}"
     elif answers.refused:
         when += ", and then refused by the next hop" + (" for some recipients" if answers.late else "")
     count = sum(map(is_open, mail.attempts[:-1]))
@@ -192,13 +204,14 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _before(mail: Mail) -> Iterator[Step]:
+def _before(mail: Mail, around: Surroundings) -> Iterator[Step]:
     if mail.before:
         last = mail.before[-1].row
         count = sum(entry.row.mails for entry in mail.before)
+        client = around.client if around.is_after_queue else "the same client"
         yield Step(
             last.at,
-            f"Earlier, the same client was deferred {_times(count)} at MAIL for this sender, "
+            f"Earlier, {client} was deferred {_times(count)} at MAIL for this sender, "
             f"perhaps with this mail. It received: {last.reply or 'a 4xx'}",
         )
 
@@ -239,7 +252,7 @@ def _attempt(entry: MailEntry, around: Surroundings, number: int) -> Iterator[St
         rule = rule.replace(tenant, f"{tenant} ({around.tenant_domain})")
     scanned = row.at - row.relay_s
     came = scanned - row.scan_s - row.wait_s
-    yield Step(row.at, _arrival(entry, number), came)
+    yield Step(row.at, _arrival(entry, around, number), came)
     yield from _steps(came, _lists(entry, around))
     yield from _steps(scanned, *_scan(entry, around))
     yield from (replace(step, is_rule=True) for step in _steps(scanned, rule))
@@ -250,22 +263,22 @@ def _steps(ended_at: float, *texts: str) -> Iterator[Step]:
     return (Step(None, text, ended_at) for text in texts if text)
 
 
-def _arrival(entry: MailEntry, number: int) -> str:
+def _arrival(entry: MailEntry, around: Surroundings, number: int) -> str:
     row, kind = entry.row, entry.kind
-    client = row.client or "A client with an unknown address"
-    helo = f" (HELO {row.helo})" if row.helo else ""
-    login = f", logged in as {entry.more['login']}," if entry.more.get("login") else ""
+    who, send, sent = _sender(entry), "send", "sent"
+    if around.is_after_queue and kind.stage != "connect":
+        had = f", which had accepted it from {who.removesuffix(',')}," if row.client and number < 2 else ""
+        who, send, sent = f"{_capital(_SERVER_IN_FRONT)}{had}", "pass", "passed"
     if kind.rule == rule_names.CLIENT_GONE:
         why = "which closed before the end" if entry.more.get("stopped") else "but did not finish"
-        text = f"{client}{helo}{login} started to send it to listener {kind.listener}, {why}"
+        text = f"{who} started to {send} it to listener {kind.listener}, {why}"
     elif kind.stage:
         verb = "was refused" if kind.action == Action.REJECT else "was deferred"
-        text = f"{client}{helo}{login} {verb} {_AT_STAGE.get(kind.stage, '')} by listener {kind.listener}"
+        text = f"{who} {verb} {_AT_STAGE.get(kind.stage, '')} by listener {kind.listener}"
         if row.mails > 1:
             text += f"; {row.mails:,} attempts at about this time are combined in this entry"
     else:
-        verb = "sent it again" if number > 1 else "sent it"
-        text = f"{client}{helo}{login} {verb} to listener {kind.listener}"
+        text = f"{who} {sent} it{' again' if number > 1 else ''} to listener {kind.listener}"
     ids = [
         f"our id is {row.id}" if row.id else "",
         f"the mail server's queue id is {row.queue_id}" if row.queue_id else "",
@@ -273,6 +286,14 @@ def _arrival(entry: MailEntry, number: int) -> str:
     named = _joined(ids)
     prefix = f"Attempt {number}: " if number else ""
     return f"{prefix}{text}." + (f" {_sentence(named)}" if named else "")
+
+
+def _sender(entry: MailEntry) -> str:
+    """The client that sent the mail to the mail server in front of us, or to us."""
+    client = entry.row.client or "A client with an unknown address"
+    helo = f" (HELO {entry.row.helo})" if entry.row.helo else ""
+    login = f", logged in as {entry.more['login']}," if entry.more.get("login") else ""
+    return f"{client}{helo}{login}"
 
 
 def _lists(entry: MailEntry, around: Surroundings) -> str:
@@ -324,7 +345,7 @@ def _scan(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     elif kind.action == CANCELLED and kind.scanner and entry.more.get("stopped"):
         yield f"{_capital(host)} was scanning it when the listener was closed, after {_duration(row.scan_s)}."
     elif kind.action == CANCELLED and kind.scanner:
-        yield f"{_capital(host)} was scanning it when {_peer(around)} disconnected, after {_duration(row.scan_s)}."
+        yield f"{_capital(host)} was scanning it when {around.peer} disconnected, after {_duration(row.scan_s)}."
     elif kind.error in FAILURES:
         yield f"{FAILURES[kind.error]}{_why(entry)}."
     elif not kind.stage:
@@ -425,19 +446,15 @@ def _next_hop(name: str) -> str:
 def _answer(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     row, kind = entry.row, entry.kind
     if kind.action == CANCELLED and entry.more.get("stopped"):
-        yield f"The listener was closed, and {_peer(around)} received no answer for this mail."
+        yield f"The listener was closed, and {around.peer} received no answer for this mail."
     elif kind.action == CANCELLED:
-        yield f"{_capital(_peer(around))} disconnected before it received an answer."
+        yield f"{_capital(around.peer)} disconnected before it received an answer."
     elif around.is_delivered_in_front and kind.action not in (Action.REJECT, Action.TEMPFAIL):
         yield "The mail server answered its client itself."
     elif row.reply:
-        yield f"The client received: {row.reply}"
+        yield f"{_capital(around.client)} received: {row.reply}"
     for address, reply in (entry.more.get("replies") or {}).items():
-        yield f"For {_person(address)}, the client received: {reply}"
-
-
-def _peer(around: Surroundings) -> str:
-    return "the client" if around.is_direct else "the mail server in front of the bridge"
+        yield f"For {_person(address)}, {around.client} received: {reply}"
 
 
 def _capital(text: str) -> str:
@@ -459,7 +476,7 @@ def recipients_with_mail(entry: MailEntry) -> list[str]:
 # What happened later
 
 
-def _later(event: LaterEvent) -> str:
+def _later(event: LaterEvent, around: Surroundings) -> str:
     who = f" by {event.by}" if event.by else ""
     text = f" {event.text}" if event.text.startswith("to ") else f": {event.text}" if event.text else ""
     words = {
@@ -469,8 +486,8 @@ def _later(event: LaterEvent) -> str:
     words["digest sent"] = "A digest that lists it was sent"
     words["released in part"] = f"It was released in part from the quarantine{who}"
     words["release failed"] = f"It could not be released from the quarantine{who}"
-    words[ACCEPTED_LATE] = "After the client had gone, the next hop accepted it"
-    words[REFUSED_LATE] = "After the client had gone, the next hop did not accept it"
+    words[ACCEPTED_LATE] = f"After {around.client} had gone, the next hop accepted it"
+    words[REFUSED_LATE] = f"After {around.client} had gone, the next hop did not accept it"
     words["release unsure"] = f"The next hop did not answer a release from the quarantine{who}"
     return f"{words.get(event.event, f'It was {event.event}{who}')}{text}".removesuffix(".") + "."
 
@@ -517,7 +534,7 @@ def _now(mail: Mail, around: Surroundings, kept: Kept | None, moment: float) -> 
         case Action.TEMPFAIL:
             text = _deferred(last, around, moment)
         case "cancelled":
-            who = "the mail server in front of the bridge" if around.is_after_queue else "the sending mail server"
+            who = _SERVER_IN_FRONT if around.is_after_queue else "the sending mail server"
             text = f"As far as we know, {who} has it and will try again later. No later attempt is recorded."
     answers = _Answers.of(mail)
     if answers.unsure:
@@ -569,7 +586,7 @@ def _refused(entry: MailEntry, around: Surroundings) -> str:
 
 
 def _deferred(entry: MailEntry, around: Surroundings, moment: float) -> str:
-    who = "The mail server in front of the bridge" if around.is_after_queue else "The sending mail server"
+    who = _capital(_SERVER_IN_FRONT) if around.is_after_queue else "The sending mail server"
     if moment - entry.row.at > _GIVES_UP_S:
         return f"{who} kept it and tried again; by now, it has probably given up and returned the mail to the sender."
     return f"{who} keeps it and tries again, usually for up to five days. No later attempt is recorded."

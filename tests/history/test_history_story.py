@@ -350,6 +350,57 @@ def test_a_client_that_went_away_during_the_content_has_a_story() -> None:
     assert "before its content was sent" not in told
 
 
+# After the mail server's queue
+
+AFTER_QUEUE = Surroundings("smtp", is_after_queue=True, is_direct=False, next_hop="smtp://hop")
+
+
+def test_after_the_queue_the_sending_client_was_said_to_have_received_our_reply() -> None:
+    """It received the mail server's own 250, and it was the mail server that tried again."""
+    first, again = entry(1, reply="451 4.3.0 later", **DEFERRED), entry(2, reply="250 2.0.0 Ok")
+    told = text(story(first, again, around=AFTER_QUEUE))
+    server = "The mail server in front of the bridge"
+    assert f"Attempt 1: {server}, which had accepted it from 192.0.2.7 (HELO mx.sender.example), passed it to" in told
+    assert f"Attempt 2: {server} passed it again to listener mx." in told
+    assert f"{server} received: 451 4.3.0 later" in told and f"{server} received: 250 2.0.0 Ok" in told
+    assert "client" not in told and " sent it" not in told
+
+
+@pytest.mark.parametrize(("values", "more", "expected"), [
+    ({"client": "", "helo": ""}, {}, "\nThe mail server in front of the bridge passed it to listener mx."),
+    ({}, {"login": "jane"}, "from 192.0.2.7 (HELO mx.sender.example), logged in as jane, passed it to listener mx."),
+    ({"action": "reject", "stage": "rcpt"}, {}, "mx.sender.example), was refused at RCPT by listener mx."),
+    ({"action": CANCELLED}, {}, "was abandoned by the mail server in front of the bridge before a decision was made"),
+    (
+        {"action": CANCELLED, "rule": rule_names.CLIENT_GONE, "stage": "data"},
+        {},
+        "mx.sender.example), started to pass it to listener mx, but did not finish.",
+    ),
+    (
+        {"action": "reject"},
+        {"replies": {"c@x": "550 no"}},
+        "For <c@x>, the mail server in front of the bridge received: 550 no",
+    ),
+    ({"stage": "connect", "action": "reject"}, {}, "192.0.2.7 (HELO mx.sender.example) was refused when it connec"),
+])  # fmt: skip
+def test_after_the_queue_the_mail_server_in_front_is_the_one_that_acts(
+    values: dict[str, Any], more: dict[str, Any], expected: str
+) -> None:
+    assert expected in text(story(entry(more=more, **values), around=AFTER_QUEUE))
+
+
+@pytest.mark.parametrize("action", ["tempfail", CANCELLED])
+def test_a_mail_that_waits_in_the_queue_in_front_can_be_tried_again(action: str) -> None:
+    waiting = entry(action=action)
+    commands = story(waiting, around=AFTER_QUEUE).commands
+    assert commands[:2] == (
+        "postqueue -p | grep QUEUED    # is it still in the queue?",
+        "postqueue -i QUEUED    # try again now",
+    )
+    assert not any("postqueue" in command for command in story(waiting).commands)
+    assert not any("postqueue" in command for command in story(entry(), around=AFTER_QUEUE).commands)
+
+
 # Recipients
 
 
