@@ -17,7 +17,6 @@ from bridge.cli.check.local import certificate_end
 from bridge.cli.lists.session import hint
 from bridge.cli.postfix_lines import HEADERS_BYTES
 from bridge.cli.scanner_remedy import next_step
-from bridge.config.lists import DoorLists
 from bridge.config.model import Config
 from bridge.config.relay import NextHops, Relay
 from bridge.config.scanner import DEFAULT_DIALECT
@@ -42,6 +41,7 @@ _UNCONDITIONAL = (
     "it does not support conditional writes (If-None-Match), so only the locks in PostgreSQL keep two machines from "
     "releasing the same mail: before you promote a standby, make sure that the old primary is stopped"
 )
+_ENFORCED = ("block", "block_recipients", "skip_scan")  # keys of `lists` of a listener
 _POSTFIX = ("postfix-proxy", "postfix-content-filter")
 
 
@@ -267,21 +267,28 @@ def _named_lists(conf: Config, wanted: list[Wanted], scopes: Scopes) -> Iterator
         try:
             kind = kind_of(named, scopes)
         except ListsError as exc:
-            yield Finding(f"list {named}", f"lists: {exc}")
+            yield Finding(f"list {named}", f"{_place_of(conf, named.name, *_ENFORCED)}: {exc}")
         else:
             if named.tenant is None or kind != kind_of(Wanted(named.name, None, named.kind), scopes):
                 yield _list_kind(conf, named, kind)
 
 
 def _list_kind(conf: Config, named: Wanted, kind: str | None) -> Finding:
-    forgeable = kind != NETWORK and any(named.name in lists.skip_scan for lists in _enforced_lists(conf))
-    warning = "mail with a forged sender would pass unscanned; a list of networks is safer" if forgeable else ""
+    place = _place_of(conf, named.name, "skip_scan") if kind != NETWORK else ""
+    warning = f"{place}: mail with a forged sender would pass unscanned; a list of networks is safer" if place else ""
     detail = f"{kind} entries" if kind else "no such list in this scope"
     return Finding(f"list {named}", detail=detail, warning=warning)
 
 
-def _enforced_lists(conf: Config) -> list[DoorLists]:
-    return [listener.lists for listener in conf.listeners if listener.lists is not None]
+def _place_of(conf: Config, name: str, *keys: str) -> str:
+    """The key of the first listener that names this list there; "" if there is none."""
+    named = (
+        f"listeners.{listener.name}.lists.{key}"
+        for listener in conf.listeners
+        for key in keys
+        if listener.lists is not None and name in getattr(listener.lists, key)
+    )
+    return next(named, "")
 
 
 async def check_tracing(conf: Config, endpoint: str) -> Finding:

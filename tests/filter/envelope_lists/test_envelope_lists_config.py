@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from functools import partial
 from pathlib import Path
@@ -83,13 +84,14 @@ def check(tmp_path):
 
 
 def test_check_finds_missing_lists(check, service):
-    """Each is named; for a usable list, its contents and its risks are shown."""
+    """Each is named, with the key that names it; for a usable list, its contents and its risks are shown."""
     _, found = check(section(service), {"block": ["no-such-list", "notes"], "skip_scan": ["allowed-senders"]})
     text = "\n".join(found)
     assert "the API key is accepted" in text
-    assert "list no-such-list: PROBLEM: the service has no list with this name" in text
-    assert "list notes: PROBLEM: its category at the service is 'notes'" in text
-    assert "list allowed-senders: WARNING: mail with a forged sender would pass unscanned" in text
+    key = r"\S+bridge\.yml:\d+: listeners\.\S+\.lists"
+    assert re.search(rf"^list no-such-list: PROBLEM: {key}\.block: the service has no list with this name", text, re.M)
+    assert re.search(rf"^list notes: PROBLEM: {key}\.block: its category at the service is 'notes'", text, re.M)
+    assert re.search(rf"^list allowed-senders: WARNING: {key}\.skip_scan: mail with a forged sender would", text, re.M)
 
 
 def test_check_finds_a_key_that_does_not_work(check, tmp_path):
