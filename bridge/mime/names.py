@@ -15,7 +15,18 @@ from urllib.parse import unquote_to_bytes
 
 from bridge.mime import tokens
 from bridge.mime.encodings import embedded_names
-from bridge.mime.words import ODD, SWITCHING, as_text, codec_of, decode_words, decoded, without_switches
+from bridge.mime.words import (
+    ODD,
+    SWITCHING,
+    as_text,
+    codec_of,
+    decode_words,
+    decoded,
+    has_byte_order,
+    has_parameters_in_words,
+    unusual_readings,
+    without_switches,
+)
 
 MAX_FIELDS = 2000  # fields in one mail, and
 MAX_BYTES = 1024 * 1024  # their length: with more, `everywhere` raises
@@ -49,8 +60,9 @@ def work(field: str) -> int:
     """About how many microseconds it takes to read the names in a field: a short one may be encoded in many ways."""
     if _PLAIN.fullmatch(field):
         return 10 + len(field)
-    ways = ("%" in field) + 2 * ("=?" in field) + ("'" in field)
+    ways = ("%" in field) + 2 * ("=?" in field) + ("'" in field) + (field.count("=?") > 1) + has_byte_order(field)
     once = ways * (300 + 6 * len(field)) if ways else 100 + 2 * len(field)
+    once *= sum(1 for _ in _readings(field))
     if _ODD_ENDS.isdisjoint(field):
         return once
     values = [value.text for value in _values(field) if value.is_open]
@@ -58,11 +70,37 @@ def work(field: str) -> int:
     return once * (1 + len(_ODD_ENDS.intersection("".join([*values, *loose]))))
 
 
+def may_name(field: str) -> bool:
+    """Whether such a field may give a name, in any of its readings."""
+    return any(map(_NAME.search, _readings(field)))
+
+
+def _readings(field: str) -> Iterator[str]:
+    """The field, and as read by programs that decode it or clean it before they look for parameters in it.
+
+    `filena()me=x.js` and `filena\\me=x.js` are names to some, and so is what an encoded word contains.
+    """
+    yield field
+    known = len(_NAME.findall(field))
+    if "(" in field or "\\" in field:
+        for cleaned in (*list(_without_comments(field))[-1:], field.replace("\\", "")):
+            if len(_NAME.findall(cleaned)) > known:
+                yield cleaned
+    if "=?" in field:
+        decoded_first = decode_words(field)
+        if len(_NAME.findall(decoded_first)) > known or has_parameters_in_words(field):
+            yield decoded_first
+
+
 def candidates(field: str) -> set[str]:
     """All names that a `Content-Type` or `Content-Disposition` field may give."""
     plain = _PLAIN.fullmatch(field)
     if plain is not None:
         return {plain[1][-_SHOWN:]} if "." in plain[1] else set()
+    return set().union(*map(_candidates, _readings(field)))
+
+
+def _candidates(field: str) -> set[str]:
     values = list(_values(field))
     raw = set(_loose(field))
     loose = raw.difference(value.text for value in values)
@@ -168,7 +206,7 @@ def _fields(data: bytes) -> Iterator[re.Match[bytes]]:
 def _names_in(field: str) -> set[str]:
     """With its own name, and perhaps folded."""
     found: set[str] = set()
-    if _NAME.search(field):
+    if may_name(field):
         found |= candidates(re.sub(r"\r?\n[ \t]+", " ", field))
     key = field.lstrip().lower()
     if key.startswith("content-l"):
@@ -203,7 +241,7 @@ def _values(field: str) -> Iterator[_Value]:
     """The values of all parameters with "name" in their names."""
     at = 0
     while (equals := field.find("=", at)) >= 0:
-        key = field[at:equals].rpartition(";")[2]
+        key = field[at:equals].rstrip("; \t").rpartition(";")[2]  # `filename;=x.js`
         at = equals + 1
         name = _NAME.search(key)
         if name is not None and (match := _VALUE.match(field, at)):
@@ -275,6 +313,7 @@ def _joined(pieces: Sequence[tuple[str, str]]) -> Iterator[str]:
     values = [value for _, value in pieces]
     yield from _pieces_of(values)
     yield from _pieces_of(values[::-1])
+    yield from _pieces_of([value for number, value in pieces if "*" in number])
     first: dict[tuple[int, str], str] = {}
     last: dict[tuple[int, str], str] = {}
     every: list[tuple[tuple[int, str], str]] = []
@@ -319,6 +358,7 @@ def _decoded(text: str) -> Iterator[str]:
         yield decode_words(text)
         yield decode_words(text + "?=")  # the end may be missing
         yield decode_words(text.replace('"', ""))
+        yield from unusual_readings(text)
 
 
 def _forms_once(text: str) -> Iterator[str]:
@@ -335,6 +375,7 @@ def _forms_once(text: str) -> Iterator[str]:
     if "=?" in text:
         yield decode_words(text)
         yield decode_words(text.replace('"', "")).replace("\0", "")
+        yield from unusual_readings(text.replace('"', ""))
     if not text.isprintable():
         yield without_switches(text)
 

@@ -19,7 +19,7 @@ from urllib.parse import unquote_to_bytes
 
 from bridge.mime import ambiguity
 from bridge.mime.ambiguity import Buffer
-from bridge.mime.names import candidates, described, located, work
+from bridge.mime.names import candidates, described, located, may_name, work
 from bridge.mime.words import as_text, decode_words
 
 _LINE_WORK = 2  # microseconds for a field; a character of a field that describes a part takes one at most
@@ -143,11 +143,12 @@ def _describe(part: Part, fields: list[tuple[str, str]]) -> None:
 
 def _name(part: Part, room: int, finds_all: bool) -> int:
     """Find its names. Returns the work that it took; raises TooMuch if that would be more than `room`."""
-    fields = [(name, value) for name, value in _described(part) if _may_name(name, value)]
+    own = [(name, value) for name, value in _described(part) if _may_name(name, value)]
+    fields = [*own, *_together(own)]
     needed = sum(work(value) for _, value in fields) if finds_all else 0
     if needed > room:
         raise TooMuch("names")
-    for name, value in fields:
+    for name, value in own:
         if name == "content-disposition":
             part.filename = parse_value(value)[1].get("filename", "")
     part.names = {part.filename, part.params.get("name", "")} - {""}
@@ -166,8 +167,16 @@ def _name(part: Part, room: int, finds_all: bool) -> int:
 
 def _may_name(name: str, value: str) -> bool:
     if name in ("content-type", "content-disposition"):
-        return "name" in value.lower()
+        return may_name(value)
     return name in ("content-location", "content-description")
+
+
+def _together(fields: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Fields that occur twice, as one: some programs put the pieces of a name together that are in both."""
+    for name in ("content-type", "content-disposition"):
+        values = [value for key, value in fields if key == name]
+        if len(values) > 1 and any("*" in value for value in values):
+            yield name, "; ".join(values)
 
 
 _SHOWN = ("text/", "image/", "multipart/")

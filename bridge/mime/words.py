@@ -11,6 +11,7 @@ from __future__ import annotations
 import binascii
 import codecs
 import re
+from collections.abc import Iterator
 from encodings.aliases import aliases
 from functools import cache, lru_cache
 from itertools import groupby
@@ -208,14 +209,53 @@ def is_known(charset: str) -> bool:
 
 def readings_of_words(text: str) -> list[str]:
     """What programs make of encoded words: to some, a question mark within one means that it is not one."""
-    return list(dict.fromkeys((decode_words(text), decode_words(text, strict=True)))) if "=?" in text else [text]
+    if "=?" not in text:
+        return [text]
+    return list(dict.fromkeys((decode_words(text), decode_words(text, strict=True), *unusual_readings(text))))
 
 
-def decode_words(text: str, *, known_only: bool = False, strict: bool = False) -> str:
+def unusual_readings(text: str) -> Iterator[str]:
+    """Encoded words as only some programs decode them.
+
+    Without a byte order mark, UTF-16 is little-endian to most programs, but the standard says that it is big-endian.
+    Some join words before they decode them: `=?utf-8?b?YS5?= =?utf-8?b?qcw==?=`.
+    """
+    if has_byte_order(text):
+        yield decode_words(text, is_big_endian=True)
+    joined = _joined(text)
+    if joined != text:
+        yield decode_words(joined)
+
+
+def _joined(text: str) -> str:
+    """Words that follow each other, in the same charset and encoding, as one."""
+    kept: list[str] = []
+    done, before = 0, ""
+    for start, mark, end in _places(text, known_only=False, strict=False):
+        kind = text[start : mark + 3].lower()
+        if kind == before and not text[done:start].strip():
+            kept[-1] = text[mark + 3 : end]
+        else:
+            kept += text[done : mark + 3], text[mark + 3 : end]
+        kept.append("?=")
+        done, before = end + 2, kind
+    return "".join((*kept, text[done:]))
+
+
+def has_byte_order(text: str) -> bool:
+    """Whether it may have an encoded word in UTF-16 or UTF-32, whose bytes have an order."""
+    return "=?" in text and _BYTE_ORDER.search(text) is not None
+
+
+_BYTE_ORDER = re.compile("16|32|ucs|unicode", re.IGNORECASE)
+_BIG_ENDIAN = {"utf_16": "utf_16_be", "utf_32": "utf_32_be"}
+
+
+def decode_words(text: str, *, known_only: bool = False, strict: bool = False, is_big_endian: bool = False) -> str:
     """Decode RFC 2047 encoded words: forbidden in parameters, but mail programs write them there.
 
     With `known_only`, words in other charsets stay as they are. With `strict`, so do those with a question mark within
-    their text: in `=?utf-8?q?x=?utf-8?q?y?=`, the second word is decoded.
+    their text: in `=?utf-8?q?x=?utf-8?q?y?=`, the second word is decoded. With `is_big_endian`, UTF-16 is, too.
     """
     if "=?" not in text:
         return text
@@ -228,7 +268,7 @@ def decode_words(text: str, *, known_only: bool = False, strict: bool = False) -
     found = []
     for codec, group in groupby(kept, key=lambda piece: piece[1]):  # a character may be divided between two words
         raw = b"".join(content for content, _ in group)
-        found.append(decoded(raw, codec or "utf_8"))
+        found.append(decoded(raw, (_BIG_ENDIAN.get(codec) if is_big_endian else None) or codec or "utf_8"))
     return "".join(found)
 
 
@@ -249,27 +289,40 @@ def _is_space(piece: tuple[bytes, str]) -> bool:
 def _pieces(text: str, known_only: bool, strict: bool) -> list[tuple[bytes, str]]:
     """The content of each word with its codec, and the text between them with none."""
     found: list[tuple[bytes, str]] = []
-    done = at = 0
+    done = 0
+    for start, mark, end in _places(text, known_only=known_only, strict=strict):
+        found.append((text[done:start].encode("utf-8", "replace"), ""))
+        found.append((_content(text[mark + 3 : end], text[mark + 1].lower()), codec_of(text[start + 2 : mark])))
+        done = end + 2
+    found.append((text[done:].encode("utf-8", "replace"), ""))
+    return [piece for piece in found if piece[0]]
+
+
+def _places(text: str, *, known_only: bool, strict: bool) -> Iterator[tuple[int, int, int]]:
+    """Where each word begins, where its charset ends, and where its content ends."""
+    at = 0
     while (at := text.find("=?", at)) >= 0:
         mark = text.find("?", at + 2)
         encoding, after = text[mark + 1 : mark + 2].lower(), text[mark + 2 : mark + 3]
         if mark < 0:
-            break
-        charset = text[at + 2 : mark]
-        if encoding not in ("b", "q") or after != "?" or (known_only and not is_known(charset)):
+            return
+        if encoding not in ("b", "q") or after != "?" or (known_only and not is_known(text[at + 2 : mark])):
             at += 2
             continue
         end = text.find("?" if strict else "?=", mark + 3)
         if end < 0:  # no word ends after this
-            break
+            return
         if not text.startswith("?=", end):
             at += 2
             continue
-        found.append((text[done:at].encode("utf-8", "replace"), ""))
-        found.append((_content(text[mark + 3 : end], encoding), codec_of(charset)))
-        done = at = end + 2
-    found.append((text[done:].encode("utf-8", "replace"), ""))
-    return [piece for piece in found if piece[0]]
+        yield at, mark, end
+        at = end + 2
+
+
+def has_parameters_in_words(field: str) -> bool:
+    """Whether an encoded word contains what ends a parameter: some programs decode the field before they look at it."""
+    words = (field[start:end] for start, _, end in _places(field, known_only=False, strict=False))
+    return any(";" in word or '"' in word for word in words)
 
 
 def _content(encoded: str, encoding: str) -> bytes:

@@ -172,7 +172,7 @@ PARAMS: dict[str, bytes] = {
     "fold": b';\n boundary="%"',
     "fold-tab": b';\n\tboundary="%"',
     "fold-cr": b';\r boundary="%"',
-    "fold-in-name": b'; boun\n dary="%"',
+    "fold-in-name": b'; bound\n ary="%"',
     "fold-at-equals": b'; boundary=\n "%"',
     "fold-in-value": b'; boundary="~\n ^"',
     "fold-before-semicolon": b'\n ; boundary="%"',
@@ -193,6 +193,7 @@ PARAMS: dict[str, bytes] = {
     "comment-before": b'; (c) boundary="%"',
     "comment-before-close": b'; (c)boundary="%"',
     "comment-in-name": b'; bound(c)ary="%"',
+    "comments-in-name": b'; bound(c(c))ary="%"',
     "comment-after-name": b'; boundary(c)="%"',
     "comment-after-equals": b'; boundary=(c)"%"',
     "comment-in-value": b"; boundary=~(c)^",
@@ -246,6 +247,7 @@ PARAMS: dict[str, bytes] = {
     "pieces-bare": b"; boundary*0=~; boundary*1=^",
     "pieces-reversed": b'; boundary*1="^"; boundary*0="~"',
     "pieces-from-one": b'; boundary*1="~"; boundary*2="^"',
+    "pieces-swapped-and-decoy": b'; boundary*1="~"; boundary*0="^"; boundary="*"',
     "pieces-gap": b'; boundary*0="~"; boundary*2="^"',
     "pieces-zeros": b'; boundary*00="~"; boundary*01="^"',
     "pieces-one": b'; boundary*0="%"',
@@ -273,6 +275,9 @@ PARAMS: dict[str, bytes] = {
     "encoded-words-odd": b'; boundary="=?utf-8?q?~?=^"',
     "encoded-word-language": b'; boundary="=?utf-8*en?q?%?="',
     "encoded-word-utf16": b'; boundary="=?utf-16be?b?\3?="',
+    "encoded-word-utf16-unmarked": b'; boundary="=?utf-16?b?\3?="',
+    "encoded-word-in-two": b'; boundary*0="=?utf-8"; boundry*1="?q?%?="',
+    "encoded-word-semicolon": b"; boundary==?utf-8?q?;%?=",
     "encoded-word-utf7": b'; boundary="=?utf-7?q?%?="',
     "encoded-word-unknown": b'; boundary="=?x-unknown?q?%?="',
     "encoded-word-split": b'; boundary*0="=?utf-8?q?~"; boundary*1="^?="',
@@ -302,7 +307,7 @@ PARAMS: dict[str, bytes] = {
 def write_param(how: str, value: bytes, name: bytes = b"boundary", decoy: bytes = DECOY) -> bytes:
     half = len(value) - 2 if name == b"filename" else len(value) // 2  # within the extension, for programs that join
     utf16 = value.decode("latin-1").encode("utf-16be")
-    text = PARAMS[how].replace(b"boundary", name)
+    text = PARAMS[how].replace(b"bound", name[:-3]).replace(b"ary", name[-3:])
     for before in (b'"', b"=", b"''"):  # elsewhere it is the star of RFC 2231
         text = text.replace(before + b"*", before + b"\1")
     marks = {
