@@ -23,8 +23,8 @@ from bridge.mime.words import (
     decode_words,
     decoded,
     has_byte_order,
-    has_parameters_in_words,
     unusual_readings,
+    without_parameters,
     without_switches,
 )
 
@@ -87,9 +87,11 @@ def _readings(field: str) -> Iterator[str]:
             if len(_NAME.findall(cleaned)) > known:
                 yield cleaned
     if "=?" in field:
-        decoded_first = decode_words(field)
-        if len(_NAME.findall(decoded_first)) > known or has_parameters_in_words(field):
+        decoded_first, shorter = decode_words(field), without_parameters(field)
+        if shorter != field or len(_NAME.findall(decoded_first)) > known:
             yield decoded_first
+        if shorter != field:
+            yield decode_words(shorter)
 
 
 def candidates(field: str) -> set[str]:
@@ -357,13 +359,17 @@ def _decoded(text: str) -> Iterator[str]:
     if "=?" in text:
         yield decode_words(text)
         yield decode_words(text + "?=")  # the end may be missing
-        yield decode_words(text.replace('"', ""))
+        yield decode_words(_unescaped(text))
         yield from unusual_readings(text)
+
+
+def _unescaped(text: str) -> str:
+    return text.replace("\\", "").replace('"', "")
 
 
 def _forms_once(text: str) -> Iterator[str]:
     yield text
-    yield text.replace("\\", "").replace('"', "").replace("\0", "")
+    yield _unescaped(text).replace("\0", "")
     yield from _without_comments(text)
     yield from _extended(text)
     if "%" in text:
@@ -374,8 +380,9 @@ def _forms_once(text: str) -> Iterator[str]:
         yield text.replace("?=", "")  # the end of an encoded word that begins before the name
     if "=?" in text:
         yield decode_words(text)
-        yield decode_words(text.replace('"', "")).replace("\0", "")
-        yield from unusual_readings(text.replace('"', ""))
+        unescaped = _unescaped(text)
+        yield decode_words(unescaped).replace("\0", "")
+        yield from unusual_readings(unescaped)
     if not text.isprintable():
         yield without_switches(text)
 

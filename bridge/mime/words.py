@@ -208,7 +208,7 @@ def is_known(charset: str) -> bool:
 
 
 def readings_of_words(text: str) -> list[str]:
-    """What programs make of encoded words: to some, a question mark within one means that it is not one."""
+    """What programs make of encoded words."""
     if "=?" not in text:
         return [text]
     return list(dict.fromkeys((decode_words(text), decode_words(text, strict=True), *unusual_readings(text))))
@@ -218,8 +218,11 @@ def unusual_readings(text: str) -> Iterator[str]:
     """Encoded words as only some programs decode them.
 
     Without a byte order mark, UTF-16 is little-endian to most programs, but the standard says that it is big-endian.
-    Some join words before they decode them: `=?utf-8?b?YS5?= =?utf-8?b?qcw==?=`.
+    Some join words before they decode them: `=?utf-8?b?YS5?= =?utf-8?b?qcw==?=`. To some, a question mark within a word
+    means that it is not one.
     """
+    if text.count("=?") > 1:
+        yield decode_words(text, strict=True)
     if has_byte_order(text):
         yield decode_words(text, is_big_endian=True)
     joined = _joined(text)
@@ -319,10 +322,14 @@ def _places(text: str, *, known_only: bool, strict: bool) -> Iterator[tuple[int,
         at = end + 2
 
 
-def has_parameters_in_words(field: str) -> bool:
-    """Whether an encoded word contains what ends a parameter: some programs decode the field before they look at it."""
-    words = (field[start:end] for start, _, end in _places(field, known_only=False, strict=False))
-    return any(";" in word or '"' in word for word in words)
+def without_parameters(field: str) -> str:
+    """Without what ends a parameter in its encoded words: some programs decode a field before they look at it."""
+    kept: list[str] = []
+    done = 0
+    for start, _, end in _places(field, known_only=False, strict=False):
+        kept += field[done:start], field[start:end].replace(";", "").replace('"', "")
+        done = end
+    return "".join((*kept, field[done:]))
 
 
 def _content(encoded: str, encoding: str) -> bytes:
