@@ -103,8 +103,10 @@ def test_check_tests_the_key_at_every_service(service: Service, tmp_path: Path) 
         place = Place(tmp_path, service, url=service.url, other_urls=[down, other.url])
         said = place.run("check", "-v").stdout
     assert f"lists {service.url}: ok (the API key is accepted)\n" in said
-    assert f"lists {down}: PROBLEM: {down} cannot be reached: Connection refused; is the service running? check" in said
-    assert f"lists {other.url}: PROBLEM: the service refuses the API key" in said
+    place_of = {url: f"lists {url}: PROBLEM: {place.config}:5: lists.other_urls" for url in (down, other.url)}
+    problem = f"{down} cannot be reached: Connection refused; is the service running? check its address\n"
+    assert f"{place_of[down]}.0: {problem}" in said
+    assert f"{place_of[other.url]}.1: the service refuses the API key" in said
 
 
 @pytest.mark.parametrize(

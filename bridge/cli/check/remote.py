@@ -240,7 +240,9 @@ async def check_lists(conf: Config) -> list[Finding]:
     wanted = list_wiring.wanted_lists(conf)
     findings: list[Finding] = []
     known: Scopes | None = None
-    for url in (conf.lists.url, *conf.lists.other_urls):
+    keys = {"lists.url": conf.lists.url}
+    keys |= {f"lists.other_urls.{number}": url for number, url in enumerate(conf.lists.other_urls)}
+    for key, url in keys.items():
         what = f"lists {url}"
         try:
             settings = replace(list_wiring.list_settings(conf, patience_s=0.0), url=url, other_urls=())
@@ -249,7 +251,7 @@ async def check_lists(conf: Config) -> list[Finding]:
         except (ConfigError, ssl.SSLError) as exc:
             return [Finding(what, str(exc))]
         errors = [answer for answer in scopes.values() if isinstance(answer, ListsError)]
-        failed = {f"lists.url: {exc}{_list_remedy(exc)}": None for exc in errors}
+        failed = {f"{key}: {exc}{_list_remedy(exc)}": None for exc in errors}
         findings += [Finding(what, problem) for problem in failed]
         if not failed:
             findings.append(Finding(what, detail="the API key is accepted"))
