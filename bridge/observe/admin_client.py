@@ -8,13 +8,16 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from contextlib import closing
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bridge.runtime.endpoints import Endpoint
 
 _TIMEOUT_S = 5.0
+_WHOLE = 3  # times the timeout: for a whole answer
 _MAX_ANSWER = 64 * 1024 * 1024  # more than the metrics of any daemon
 
 
@@ -35,16 +38,39 @@ def get(address: Endpoint, page: str, timeout_s: float = _TIMEOUT_S) -> bytes | 
 
 
 def exchange(address: Endpoint, page: str, timeout_s: float = _TIMEOUT_S) -> tuple[int, bytes] | None:
-    """The status and the content of an answer; None if there is no answer."""
+    """The status and the content of an answer; None if there is no whole answer in time."""
     if address.systemd:
         return None
     try:
-        with closing(_connection(address, timeout_s)) as connection:
+        with closing(_connection(address, timeout_s)) as connection, _cut_after(connection, timeout_s * _WHOLE) as cut:
             connection.request("GET", page)
             answer = connection.getresponse()
-            return answer.status, answer.read(_MAX_ANSWER)
-    except (OSError, http.client.HTTPException, ValueError):  # ValueError: an impossible host name
+            status, content = answer.status, answer.read(_MAX_ANSWER)
+            return None if cut.is_set() else (status, content)
+    except (OSError, http.client.HTTPException):
         return None
+    except (ValueError, RuntimeError):  # an impossible host name; no thread is available
+        return None
+
+
+@contextmanager
+def _cut_after(connection: http.client.HTTPConnection, limit_s: float) -> Iterator[threading.Event]:
+    """Connect, and end the connection after this time: a socket's own timeout begins again with each byte."""
+    connection.connect()
+    sock, is_cut = connection.sock, threading.Event()
+
+    def cut() -> None:
+        is_cut.set()
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(limit_s, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield is_cut
+    finally:
+        timer.cancel()
 
 
 def _connection(address: Endpoint, timeout_s: float) -> http.client.HTTPConnection:
