@@ -93,8 +93,6 @@ class Reporter:
 
     def close(self) -> None:
         self._store.close()
-        if self._learners is not None:
-            self._learners.close()
 
     def report(self, kind: ReportKind, mail: MailRecord, by: str) -> Reported:
         """A mail in the quarantine, without what we put above it."""

@@ -57,8 +57,7 @@ class Components:
         if list_wiring.wanted_lists(conf):
             list_wiring.list_settings(conf)  # raises now if the API key cannot be read
         self.event_plans = event_plans(conf, core.state)
-        if (learning := feedback_wiring.learners(conf)) is not None:  # raises now if its password cannot be read
-            learning.close()
+        feedback_wiring.learners(conf)  # raises now if its password cannot be read
         self.plans = [self._plan(listener) for listener in conf.listeners]
         core.metrics.next_hop_mails.start([hop.name for hop in self.hops], RESULTS)
 

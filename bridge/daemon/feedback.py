@@ -100,28 +100,25 @@ class Feedback:
             self._fail(conf, "feedback.rspamd and feedback.scanner are no longer configured")
             return
         place, problems = None, 0
-        try:
-            for _ in range(_PER_TURN):
-                found = store.next_waiting(place)
-                if found is None:
+        for _ in range(_PER_TURN):
+            found = store.next_waiting(place)
+            if found is None:
+                break
+            waiting, place = found
+            try:
+                result, text = _learned(learners, waiting, is_last=place[0] < time.time() - conf.feedback.retention)
+            except LearningUnavailable as exc:  # perhaps only for this mail: others must not wait for it
+                self._fail(conf, str(exc))
+                problems += 1
+                if problems == _MAX_PROBLEMS:
                     break
-                waiting, place = found
-                try:
-                    result, text = _learned(learners, waiting, is_last=place[0] < time.time() - conf.feedback.retention)
-                except LearningUnavailable as exc:  # perhaps only for this mail: others must not wait for it
-                    self._fail(conf, str(exc))
-                    problems += 1
-                    if problems == _MAX_PROBLEMS:
-                        break
-                    continue
-                if result is ReportState.REFUSED:
-                    log.info("feedback: %s: %s", waiting.mail, text)
-                store.finish(waiting.mail, waiting.person, waiting.kind, result)
-                _note(conf, state, waiting, result)
-            if not problems:
-                self._recover()
-        finally:
-            learners.close()
+                continue
+            if result is ReportState.REFUSED:
+                log.info("feedback: %s: %s", waiting.mail, text)
+            store.finish(waiting.mail, waiting.person, waiting.kind, result)
+            _note(conf, state, waiting, result)
+        if not problems:
+            self._recover()
 
     def _fail(self, conf: Config, problem: str) -> None:
         if problem != self.problem:

@@ -20,11 +20,6 @@ class Learners:
     def names(self) -> str:
         return " and ".join(name for name, learner in _named(self._rspamd, self._scanner) if learner is not None)
 
-    def close(self) -> None:
-        for learner in (self._rspamd, self._scanner):
-            if learner is not None:
-                learner.close()
-
     def learn(self, kind: ReportKind, mail: LearnableMail) -> tuple[ReportState, str]:
         """The result, with a sentence for the person. Raises LearningUnavailable, after all have been asked."""
         unavailable: LearningUnavailable | None = None

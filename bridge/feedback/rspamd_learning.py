@@ -8,10 +8,12 @@ again.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import httpx2
 
@@ -24,6 +26,7 @@ from bridge.runtime.visible_text import visible
 
 _PATHS = {ReportKind.SPAM: "/learnspam", ReportKind.HAM: "/learnham"}
 _MAX_ANSWER = 64 * 1024
+WHOLE_S = 300.0  # for one report; the timeouts of the client begin again with each byte
 _CONNECT_S = 3.0  # many mails may be reported together, while people wait
 _LEARNED_BEFORE = 208  # rspamd's answer to a mail that it knows
 _RECOGNISED = "learn conditions denied"  # part of its answer to a mail that its statistics are sure about already
@@ -43,6 +46,7 @@ class LearningSettings:
     password: str | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = None  # for https
     timeout_s: float = 10.0
+    whole_s: float = WHOLE_S
     max_size: int = 10 * 1024 * 1024
 
 
@@ -52,50 +56,84 @@ class Learning:
         headers = {"Accept-Encoding": "identity"}
         if settings.password is not None:
             headers["Password"] = settings.password
-        self._http = httpx2.Client(
-            cookies=no_cookies(),
-            headers=headers,
-            verify=settings.tls or True,
-            trust_env=False,
-            follow_redirects=False,
-            timeout=httpx2.Timeout(settings.timeout_s, connect=min(settings.timeout_s, _CONNECT_S)),
-        )
-
-    def close(self) -> None:
-        self._http.close()
+        timeout = httpx2.Timeout(settings.timeout_s, connect=min(settings.timeout_s, _CONNECT_S))
+        self._connect = client(headers, settings.tls, [settings.url], timeout, settings.whole_s)
 
     def learn(self, kind: ReportKind, content: Message) -> bool:
         """False if rspamd already knew it. Raises LearningUnavailable, LearningRefused."""
         if content.size > self._settings.max_size:
             raise LearningRefused("the mail is larger than feedback.rspamd.max_size")
         url = f"{self._settings.url}{_PATHS[kind]}"
-        status, phrase, body = exchange(self._http, url, content.chunks(), content.size, "rspamd")
+        status, phrase, body = exchange(self._connect, url, content.chunks(), content.size, "rspamd")
         return _read(status, body, visible(phrase)[:200])
 
 
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """What makes a client for one exchange, and how long that may take."""
+
+    make: Callable[[], httpx2.AsyncClient]
+    whole_s: float
+
+
+def client(
+    headers: Mapping[str, str],
+    tls: ssl.SSLContext | None,
+    urls: Sequence[str],
+    timeout: httpx2.Timeout,
+    whole_s: float,
+) -> Connect:
+    """Reading the system's certificates takes time, so it is done once."""
+    if tls is None:
+        is_encrypted = any(url.startswith("https:") for url in urls)
+        tls = ssl.create_default_context() if is_encrypted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    make = partial(
+        httpx2.AsyncClient,
+        cookies=no_cookies(),
+        headers=headers,
+        verify=tls,
+        trust_env=False,
+        follow_redirects=False,
+        timeout=timeout,
+    )
+    return Connect(make, whole_s)
+
+
 def exchange(
-    http: httpx2.Client,
-    url: str,
-    content: Iterable[bytes],
-    size: int,
-    who: str,
-    headers: Mapping[str, str] | None = None,
+    connect: Connect, url: str, content: Iterable[bytes], size: int, who: str, headers: Mapping[str, str] | None = None
 ) -> tuple[int, str, bytes]:
     """Post it; returns the status, the reason phrase and the body of the answer. Raises LearningUnavailable."""
     with_length = {**(headers or {}), "Content-Length": str(size)}  # else it would be sent chunked
     try:
-        with http.stream("POST", url, content=content, headers=with_length) as response:
-            status, phrase, body = response.status_code, response.reason_phrase, b""
-            if response.headers.get("content-encoding", "identity").lower() != "identity":
-                problem = "the answer is compressed, although an uncompressed one was requested"
-                raise LearningUnavailable(f"{who}: {problem}")
-            for piece in response.iter_raw():
-                body += piece
-                if len(body) > _MAX_ANSWER:
-                    raise LearningUnavailable(f"{who}: the answer is too long")
+        return asyncio.run(_exchange(connect, url, content, who, with_length))
+    except TimeoutError as exc:
+        raise LearningUnavailable(f"{who}: no whole answer within {connect.whole_s:g} s") from exc
     except httpx2.HTTPError as exc:
         raise LearningUnavailable(f"{who} cannot be reached: {reason(exc)}") from exc
-    return status, phrase, body
+
+
+async def _exchange(
+    connect: Connect, url: str, content: Iterable[bytes], who: str, headers: Mapping[str, str]
+) -> tuple[int, str, bytes]:
+    """Raises TimeoutError and httpx2.HTTPError, too."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in content:
+            yield piece
+
+    async with (
+        asyncio.timeout(connect.whole_s),
+        connect.make() as http,
+        http.stream("POST", url, content=pieces(), headers=headers) as response,
+    ):
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            raise LearningUnavailable(f"{who}: the answer is compressed, although an uncompressed one was requested")
+        body = b""
+        async for piece in response.aiter_raw():
+            body += piece
+            if len(body) > _MAX_ANSWER:
+                raise LearningUnavailable(f"{who}: the answer is too long")
+        return response.status_code, response.reason_phrase, body
 
 
 def _read(status: int, body: bytes, phrase: str) -> bool:

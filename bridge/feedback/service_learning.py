@@ -19,8 +19,7 @@ import httpx2
 from bridge.api.feedback import FEEDBACK_PATH, FeedbackRequest
 from bridge.api.scanning import BOUNDARY_BYTES, BorderMtaData, form
 from bridge.feedback.report import LearnableMail, ReportKind
-from bridge.feedback.rspamd_learning import LearningRefused, LearningUnavailable, exchange
-from bridge.runtime.no_cookies import no_cookies
+from bridge.feedback.rspamd_learning import WHOLE_S, LearningRefused, LearningUnavailable, client, exchange
 from bridge.runtime.visible_text import visible
 
 _ABOUT_THIS_MAIL = frozenset({400, 409, 413})
@@ -33,23 +32,16 @@ class ScannerLearningSettings:
     tls: ssl.SSLContext | None = None  # for https
     connect_timeout_s: float = 3.0
     timeout_s: float = 60.0
+    whole_s: float = WHOLE_S
     tenant_uid: str | None = None  # of mail that belongs to no other tenant
 
 
 class ScannerLearning:
     def __init__(self, settings: ScannerLearningSettings) -> None:
         self._settings = settings
-        self._http = httpx2.Client(
-            cookies=no_cookies(),
-            headers={"Accept-Encoding": "identity", "Authorization": f"Bearer {settings.token}"},
-            verify=settings.tls or True,
-            trust_env=False,
-            follow_redirects=False,
-            timeout=httpx2.Timeout(settings.timeout_s, connect=settings.connect_timeout_s),
-        )
-
-    def close(self) -> None:
-        self._http.close()
+        headers = {"Accept-Encoding": "identity", "Authorization": f"Bearer {settings.token}"}
+        timeout = httpx2.Timeout(settings.timeout_s, connect=settings.connect_timeout_s)
+        self._connect = client(headers, settings.tls, settings.urls, timeout, settings.whole_s)
 
     def learn(self, kind: ReportKind, mail: LearnableMail) -> bool:
         """False if the service had this report already. Raises LearningUnavailable, LearningRefused."""
@@ -70,7 +62,7 @@ class ScannerLearning:
         return FeedbackRequest(str(kind), mail.reporter, border, mail.tenant or self._settings.tenant_uid, mail.ggrid)
 
     def _ask(self, url: str, body: Iterable[bytes], size: int, headers: dict[str, str]) -> bool:
-        status, _, answer = exchange(self._http, url, body, size, "the scanning service", headers)
+        status, _, answer = exchange(self._connect, url, body, size, "the scanning service", headers)
         if status == 200:
             return _value(answer).get("learned") is True
         said = visible(str(_value(answer).get("message") or ""))[:200]

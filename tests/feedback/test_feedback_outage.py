@@ -23,7 +23,9 @@ from bridge.feedback.store import ReportStore, Waiting
 from bridge.mail.message import Message
 from bridge.runtime import yaml_file
 from bridge.runtime.database import Database
+from bridge.runtime.endpoints import Endpoint
 from bridge.testing import RunningBridge, answer, free_port, result, running_bridge, until
+from tests.dripping_server import dripping
 from tests.filter.smtp_kit import send
 from tests.postgresql import fresh_database
 from tests.recipients.recipients_kit import next_hop
@@ -163,7 +165,6 @@ def test_answers_about_one_mail(status: int, body: bytes, known: bool) -> None:
         else:
             with pytest.raises(LearningRefused):
                 learning.learn(ReportKind.SPAM, Message.of([MAIL]))
-        learning.close()
 
 
 def test_large_mail_is_not_sent() -> None:
@@ -172,14 +173,30 @@ def test_large_mail_is_not_sent() -> None:
         with pytest.raises(LearningRefused):
             learning.learn(ReportKind.SPAM, Message.of([MAIL]))
         assert not rspamd.asked
-        learning.close()
 
 
 def test_rspamd_is_not_there() -> None:
     learning = Learning(LearningSettings(f"http://127.0.0.1:{free_port()}"))
     with pytest.raises(LearningUnavailable):
         learning.learn(ReportKind.SPAM, Message.of([MAIL]))
-    learning.close()
+
+
+@pytest.mark.parametrize("start", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n"])
+def test_an_answer_of_a_byte_at_a_time_was_read_for_days(start: bytes) -> None:
+    """The timeout began again with each byte; meanwhile, nothing else was learned, and few could report mail."""
+    found: list[str] = []
+
+    def learn(address: Endpoint) -> None:
+        with pytest.raises(LearningUnavailable) as raised:
+            Learning(LearningSettings(f"http://{address}", whole_s=0.5)).learn(ReportKind.SPAM, Message.of([MAIL]))
+        found.append(str(raised.value))
+
+    with dripping(start) as address:
+        asking = threading.Thread(target=learn, args=(address,))
+        asking.start()
+        asking.join(20)
+        assert found == ["rspamd: no whole answer within 0.5 s"]
+    asking.join()
 
 
 def test_mail_that_is_gone_is_not_reported(tmp_path: Path) -> None:

@@ -96,7 +96,6 @@ def test_report_waits_for_the_service_and_keeps_the_envelope(tmp_path: Path) -> 
         mail = LearnableMail.waiting(Message.of([waiting.content]), waiting.person, waiting.about)
         assert learners.learn(waiting.kind, mail)[0] is ReportState.LEARNED
         assert learners.learn(waiting.kind, mail)[0] is ReportState.KNOWN
-        learners.close()
         (vote,) = votes_in(running.config, "")
         assert vote.sender == SENDER
 
@@ -136,8 +135,8 @@ def test_the_service_learns_while_rspamd_is_away(tmp_path: Path) -> None:
     with service(tmp_path) as running:
         conf = configured(tmp_path, running.port)
         own = feedback_wiring._scanner(conf)
-        with closing(Learners(rspamd, own)) as learners, pytest.raises(LearningUnavailable):
-            learners.learn(
+        with pytest.raises(LearningUnavailable):
+            Learners(rspamd, own).learn(
                 ReportKind.SPAM,
                 LearnableMail(Message.of([MAIL]), "ann", "b@shop.example", ("ann@example.net",), "192.0.2.9"),
             )
