@@ -15,7 +15,7 @@ import secrets
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -54,6 +54,8 @@ from bridge.runtime.reason import reason
 
 MAX_ANSWER = 64 * 1024
 MAX_LISTS_ANSWER = 16 * 1024 * 1024
+MAX_LIST = 2 * 1024 * 1024 * 1024  # bytes; bounds an endless stream, which would fill a memory or a disk
+LONGEST_S = 3600.0  # for a whole list
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class ListSettings:
     tls: ssl.SSLContext | None = None  # for https; None: the system's certificates
     connect_timeout_s: float = 10.0
     answer_timeout_s: float = 60.0  # for a whole answer, or for a pause within the stream of entries
+    max_list: int = MAX_LIST
+    longest_s: float = LONGEST_S
     parallel: int = 4
     retry: RetrySettings = field(default_factory=RetrySettings)
     # Called when a request has failed and will be repeated, with the seconds from its first failure to the next
@@ -194,10 +198,13 @@ class ListClient:
         while True:
             await self._wait()
             try:
-                async with self._open(effort, LIST_ENTRIES_PATH, body) as answer:
+                async with AsyncExitStack() as stack:
+                    async with asyncio.timeout(self._settings.answer_timeout_s):
+                        answer = await stack.enter_async_context(self._open(effort, LIST_ENTRIES_PATH, body))
                     _check_framed(answer)
-                    reader = EntryReader()
+                    reader, check = EntryReader(), self._bounds()
                     async for raw in answer.aiter_raw():
+                        check(len(raw))
                         if found := reader.feed(raw):
                             received += len(found)
                             yield found
@@ -209,6 +216,25 @@ class ListClient:
                 if received:
                     raise ListsUnavailable(f"cut off after {received:,} entries: {exc}", received=received) from exc
                 await self._continue_or_raise(effort, exc)
+            except TimeoutError:
+                await self._continue_or_raise(effort, self._late())
+
+    def _bounds(self) -> Callable[[int], None]:
+        """What is called with the size of each piece of a list. It raises ListsMalformed if the list does not end."""
+        settings, until, left = self._settings, time.monotonic() + self._settings.longest_s, self._settings.max_list
+
+        def check(size: int) -> None:
+            nonlocal left
+            left -= size
+            if left < 0:
+                raise ListsMalformed(f"the list is larger than {settings.max_list:,} bytes")
+            if time.monotonic() > until:
+                raise ListsMalformed(f"the list has not ended after {settings.longest_s:g} s")
+
+        return check
+
+    def _late(self) -> ListsUnavailable:
+        return ListsUnavailable(f"no answer within {self._settings.answer_timeout_s:g} s")
 
     async def _change(self, path: str, body: bytes) -> int:
         """The number of modified entries. Raises ListsUncertain if the answer to the change cannot be read."""
@@ -227,8 +253,7 @@ class ListClient:
             except ListsUnavailable as exc:
                 await self._continue_or_raise(effort, exc)
             except TimeoutError:
-                late = ListsUnavailable(f"no answer within {self._settings.answer_timeout_s:g} s")
-                await self._continue_or_raise(effort, late)
+                await self._continue_or_raise(effort, self._late())
 
     @asynccontextmanager
     async def _open(self, effort: _Effort, path: str, body: bytes) -> AsyncIterator[httpx2.Response]:

@@ -25,6 +25,7 @@ from bridge.lists import (
     Tally,
 )
 from bridge.lists.retry import Patience, parse_retry_after
+from tests.dripping_server import dripping
 from tests.lists.lists_kit import (
     DEADLINE_S,
     OTHER,
@@ -200,6 +201,23 @@ async def test_an_incomplete_stream_is_an_error(tmp_path, answer, error, text):
         pytest.raises(error, match=text),
     ):
         await use(server.settings(), lambda client: gathered(client, "x"))
+
+
+@pytest.mark.parametrize(
+    ("start", "limits", "error", "text"),
+    [
+        (b"HTTP/1.1 200 X\r\nX: ", {"answer_timeout_s": 0.3}, ListsUnavailable, "no answer within 0.3 s"),
+        (STREAM + b"ffffff\r\n", {"longest_s": 0.3}, ListsMalformed, "has not ended after 0.3 s"),
+        (STREAM + b"ffffff\r\n" + lines(*map(str, range(100))), {"max_list": 500}, ListsMalformed, "than 500 bytes"),
+    ],
+    ids=["head", "drip", "flood"],
+)
+async def test_a_list_without_an_end_was_read_for_ever(start, limits, error, text):
+    """A byte at a time, or as fast as it can: it filled the console's memory, and the directory of its copies."""
+    with dripping(start) as address:
+        settings = ListSettings(f"http://{address}", SECRET, retry=RetrySettings(0.0), **limits)
+        with pytest.raises(error, match=text):
+            await use(settings, lambda client: gathered(client, "x"))
 
 
 async def test_a_stream_that_fails_before_its_first_entry_is_opened_again(tmp_path):
