@@ -252,7 +252,7 @@ def _attempt(entry: MailEntry, around: Surroundings, number: int) -> Iterator[St
         rule = rule.replace(tenant, f"{tenant} ({around.tenant_domain})")
     scanned = row.at - row.relay_s
     came = scanned - row.scan_s - row.wait_s
-    yield Step(row.at, _arrival(entry, around, number), came)
+    yield Step(came, _arrival(entry, around, number), came)
     yield from _steps(came, _lists(entry, around))
     yield from _steps(scanned, *_scan(entry, around))
     yield from (replace(step, is_rule=True) for step in _steps(scanned, rule))

@@ -153,6 +153,13 @@ def test_the_search_never_repeats_a_mail(store: SqliteHistory) -> None:
     assert found(store) == [[""], [""]]
 
 
+def test_a_mail_was_said_to_have_come_when_its_scan_had_ended() -> None:
+    """A scan can take minutes; the mail server's log has the time at which the mail came."""
+    told = story(entry(at=NOON, wait_s=1.0, scan_s=235.0, relay_s=4.0))
+    [arrival] = [step for step in told.steps if "sent it to listener" in step.text]
+    assert arrival.at == arrival.ended_at == NOON - 240
+
+
 # Fates
 
 
