@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 from bridge.filter import rule_names
 from bridge.history.entry import MailEntry
@@ -18,6 +19,17 @@ from bridge.mail.address import domain_of
 PERSONAL = (rule_names.PERSONAL_BLOCK, rule_names.PERSONAL_ALLOW)
 _HIDDEN = ("~", "*@")  # how addresses begin that `log.addresses` hides
 _ALLOWING = ("list:allowed-", "list:personal-allowed-")  # tags, by the service's default rules
+
+
+def with_file(command: str, path: Path | None) -> str:
+    """The same with `-c`, if it is one of ours and there is a configuration file."""
+    if path is None or not command.startswith("scanbridge "):
+        return command
+    _, verb, rest = [*command.split(" ", 2), ""][:3]
+    while verb in ("quarantine", "lists", "lists personal"):
+        sub, _, rest = rest.partition(" ")
+        verb = f"{verb} {sub}"
+    return f"scanbridge {verb} -c {shlex.quote(str(path))} {rest}".rstrip()
 
 
 def in_mail_log(text: str) -> Iterator[str]:

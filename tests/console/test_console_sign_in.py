@@ -38,6 +38,7 @@ def test_the_first_start_says_how_to_make_a_user(own: World, guesses: list[tuple
     """There is no default password."""
     command = f"scanbridge console -c {own.console.config} user add NAME --role admin"
     assert f"no user can sign in yet: add one with `{command}`" in own.console.log
+    assert f"no users; add one with `{command}`" in own.console.command("user", "list").stderr
     assert "scanbridge console user add NAME --role admin" in own.console.browser().get("/sign-in").text
     for name, password in guesses:
         if own.console.browser().sign_in(name, password).status == 303:

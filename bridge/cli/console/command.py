@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,7 +103,7 @@ def list_users(given: Path | None, path: Path | None) -> None:
         seen = f"last signed in {show_exact(each.seen_at)}" if each.seen_at else "never signed in"
         say_cells(each.person.name, str(each.person.role), tenants, seen)
     if not found:
-        say("no users; add one with `scanbridge console user add NAME --role admin`", err=True)
+        say(f"no users; add one with `{_command_to_add(path or given)}`", err=True)
 
 
 @user.command()
@@ -133,6 +134,11 @@ def password(given: Path | None, path: Path | None, name: str) -> None:
     say(f"the password of {name} was changed; all of this user's sessions were ended", err=True)
 
 
+def _command_to_add(path: Path | None) -> str:
+    with_file = f" -c {shlex.quote(str(path))}" if path else ""
+    return f"scanbridge console{with_file} user add NAME --role admin"
+
+
 def enter_url(conf: Config, token: str) -> str:
     """The address of a sign-in link."""
     assert conf.console is not None
@@ -148,7 +154,6 @@ def run_console(path: Path | None, *, beside: bool = False) -> None:
     conf = wiring.configured(path)
     assert conf.console is not None
     import asyncio
-    import shlex
 
     import uvloop
 
@@ -178,9 +183,7 @@ def run_console(path: Path | None, *, beside: bool = False) -> None:
 
     try:
         if not beside and not sources.users.listed() and conf.console.oidc is None:
-            with_file = f" -c {shlex.quote(str(path))}" if path else ""
-            command = f"scanbridge console{with_file} user add NAME --role admin"
-            say(f"no user can sign in yet: add one with `{command}`", err=True)
+            say(f"no user can sign in yet: add one with `{_command_to_add(path)}`", err=True)
         uvloop.run(run())
     except ConfigError as exc:
         fail_config(exc)

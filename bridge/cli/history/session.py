@@ -23,6 +23,7 @@ from bridge.config.model import Config
 from bridge.daemon import history_place
 from bridge.errors import ConfigError
 from bridge.history.hidden_addresses import HiddenAddresses
+from bridge.history.next_commands import with_file
 from bridge.history.query import HistoryQuery
 from bridge.history.store import HistoryError, HistoryStore
 from bridge.observe.redaction import Redaction
@@ -87,13 +88,7 @@ def with_configuration(command: str, path: Path | None) -> str:
     """The same with `-c`, if that was given for this command."""
     context = click.get_current_context(silent=True)
     source = context.get_parameter_source("path") if context else None
-    if path is None or source is not click.core.ParameterSource.COMMANDLINE or not command.startswith("scanbridge "):
-        return command
-    _, verb, rest = [*command.split(" ", 2), ""][:3]
-    while verb in ("quarantine", "lists", "lists personal"):
-        sub, _, rest = rest.partition(" ")
-        verb = f"{verb} {sub}"
-    return f"scanbridge {verb} -c {shlex.quote(str(path))} {rest}".rstrip()
+    return command if source is not click.core.ParameterSource.COMMANDLINE else with_file(command, path)
 
 
 def fail(text: str, code: int) -> NoReturn:

@@ -18,6 +18,7 @@ from bridge.explain.surroundings import surroundings
 from bridge.history.entry import MailEntry
 from bridge.history.hidden_addresses import HiddenAddresses
 from bridge.history.mails import Mail, gather, whole
+from bridge.history.next_commands import with_file
 from bridge.history.parameters import FILTERS, value_of
 from bridge.history.query import ACTIONS, STAGES, client_address, may_be_address, pasted_key
 from bridge.history.store import Found
@@ -118,7 +119,9 @@ def _told(call: Call, mail: Mail) -> tuple[Kept | None, Any]:
     scores = sources.tag_scores if mail.last.tags else {}
     around = surroundings(sources.config, mail.last, scores)
     if call.person.sees_everything:
-        return found, tell(mail, around, found)
+        story = tell(mail, around, found)
+        path = sources.path.absolute() if sources.path else None
+        return found, replace(story, commands=tuple(with_file(command, path) for command in story.commands))
     found = replace(found, problem=UNREADABLE) if found is not None and found.problem else found
     return found, replace(tell(mail, replace(around, next_hop="", next_hops={}), found), commands=())
 
