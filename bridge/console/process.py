@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from bridge.console.app import create_app, create_console
+from bridge.console.audit import Audit
 from bridge.console.console import Console
 from bridge.console.database import ConsoleStoreError
 from bridge.console.sources import Sources
+from bridge.quarantine.purge_guard import ClockInDoubt, PurgeGuard
 from bridge.runtime.early_signals import EarlySignals
 from bridge.runtime.http_server import HttpLimits, HttpServer
 from bridge.runtime.lasting import lasting
@@ -79,13 +81,20 @@ async def run(
     await asyncio.to_thread(sources.history.close)
 
 
+def delete_old_entries(audit: Audit, retention_s: float, guard: PurgeGuard) -> None:
+    """Raises ClockInDoubt, ConsoleStoreError."""
+    oldest = time.time() - retention_s
+    guard.check((), oldest)
+    audit.delete_before(oldest)
+
+
 async def _upkeep(console: Console) -> None:
     """Delete what is too old, once an hour."""
-    sources = console.sources
+    sources, guard = console.sources, PurgeGuard(what="old entries of the audit log will be deleted", now="")
     while True:
         console.uploads.forget_old()
         try:
-            await asyncio.to_thread(sources.audit.delete_before, time.time() - sources.console.audit_retention)
-        except ConsoleStoreError as exc:
+            await asyncio.to_thread(delete_old_entries, sources.audit, sources.console.audit_retention, guard)
+        except (ConsoleStoreError, ClockInDoubt) as exc:
             log.warning("console: %s", exc)
         await asyncio.sleep(_UPKEEP_S)

@@ -31,6 +31,7 @@ from bridge.mail.envelope import RECIPIENTS_PER_WEIGHT, memory_weight
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import new_id
 from bridge.observe.redaction import FULL, Redaction
+from bridge.quarantine.purge_guard import ClockInDoubt, PurgeGuard
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class RecorderSettings:
     max_waiting: int = MAX_WAITING
     batch_s: float = BATCH_S
     retry_s: float = RETRY_S  # while the database fails
+    clock: Callable[[], float] = time.time  # by which entries are old
 
 
 _NO_KIND = Kind(*[""] * len(Kind._fields))
@@ -107,6 +109,7 @@ class Recorder:
         self._is_closing = False
         self._problem = ""
         self._upkeep_at = 0.0
+        self._guard = PurgeGuard(settings.clock, what="old entries of the history will be deleted", now="")
         self._looked_until = 0.0
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
@@ -393,7 +396,7 @@ class Recorder:
             self._store.settle()
             if not self._settings.is_keeper():
                 return
-            old, early = self._store.maintain(time.time() - self._settings.retention_s, self._settings.max_size)
+            old, early = self._store.maintain(self._oldest(), self._settings.max_size)
             self.size = self._store.size()
         except HistoryError as exc:
             log.warning("history: old entries cannot be deleted: %s", exc)
@@ -407,6 +410,16 @@ class Recorder:
             )
         elif old:
             log.info("history: deleted entries older than history.retention")
+
+    def _oldest(self) -> float:
+        """Older entries are deleted: none while the clock is in doubt."""
+        oldest = self._settings.clock() - self._settings.retention_s
+        try:
+            self._guard.check((), oldest)
+        except ClockInDoubt as exc:
+            log.error("history: %s", exc)
+            return 0.0
+        return oldest
 
 
 def _weight(row: tuple[Kind, Row]) -> int:

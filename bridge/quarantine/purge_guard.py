@@ -8,6 +8,8 @@ Mail that has arrived since then proves nothing: its time comes from the same cl
 
 After that day, the clock is taken to be right: the machine was suspended, or the daemon was stopped for longer than the
 retention. A purge that an operator orders (`scanbridge quarantine purge`) is not checked here.
+
+The history and the console's audit log are deleted by age as well, and are checked for a jump of the clock.
 """
 
 from __future__ import annotations
@@ -27,9 +29,17 @@ class ClockInDoubt(StoreError):
 
 
 class PurgeGuard:
-    """For one process."""
+    """For one process. `what` will happen later; `now`: how to have it done now."""
 
-    def __init__(self, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        *,
+        what: str = "old mail will be removed",
+        now: str = ", or now with `scanbridge quarantine purge`",
+    ) -> None:
+        self._what, self._how_now = what, now
         self._clock = clock
         self._monotonic = monotonic
         self._started_at = clock()
@@ -38,7 +48,7 @@ class PurgeGuard:
         self._wait_until: float | None = None  # by the monotonic clock
 
     def check(self, kept_at: Collection[float], oldest: float) -> None:
-        """Call this before removing mail older than `oldest` from a store with these times. Raises ClockInDoubt."""
+        """Call this before removing what is older than `oldest` from a store with these times. Raises ClockInDoubt."""
         now = self._monotonic()
         doubt = self._jump(now) or self._emptying(kept_at, oldest)
         if doubt:
@@ -46,10 +56,8 @@ class PurgeGuard:
                 self._wait_until = now + _WAIT_S
             if now < self._wait_until:
                 hours = (self._wait_until - now) / 3600
-                raise ClockInDoubt(
-                    f"{doubt}; check this machine's clock: old mail will be removed in {hours:.0f} hours, "
-                    "or now with `scanbridge quarantine purge`"
-                )
+                later = f"{self._what} in {hours:.0f} hours{self._how_now}"
+                raise ClockInDoubt(f"{doubt}; check this machine's clock: {later}")
         self._wait_until = None
         self._is_confirmed = True
         self._offset = self._clock() - now

@@ -17,10 +17,12 @@ from bridge.cli.console import command
 from bridge.console import database
 from bridge.console.audit import DONE, MAX_STRANGERS, OTHERS, STRANGERS_S, Audit
 from bridge.console.database import ConsoleStore, ConsoleStoreError
+from bridge.console.process import delete_old_entries
 from bridge.console.roles import Person, Role
 from bridge.console.sessions import SessionLimits, Sessions, SignInLinks, find_password_link
 from bridge.console.sign_in_attempts import MAX_PER_USER, Attempts
 from bridge.console.users import Proven, UserMistake, Users
+from bridge.quarantine.purge_guard import ClockInDoubt, PurgeGuard
 from bridge.runtime.database import Database
 from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
 from tests.quarantine.small_disk import small_disk
@@ -51,6 +53,20 @@ def test_users_come_and_go(store: ConsoleStore) -> None:
     assert listed.person == ANN and listed.seen_at > 0 and listed.has_password
     users.remove("ann")
     assert users.listed() == [] and users.verify("ann", "a long password") is None
+
+
+def test_a_clock_that_jumps_ahead_deleted_the_whole_audit_log(store: ConsoleStore) -> None:
+    """As for the quarantine, a day passes before anything is deleted by such a clock."""
+    audit, now = Audit(store), [time.time()]
+    audit.write(ANN, "192.0.2.1", "deleted")
+    guard = PurgeGuard(lambda: now[0], what="old entries of the audit log will be deleted", now="")
+    delete_old_entries(audit, 60.0, guard)
+    now[0] += 60 * 86400
+    with pytest.raises(ClockInDoubt, match=r"old entries of the audit log will be deleted in 24 hours$"):
+        delete_old_entries(audit, -60.0, guard)
+    assert len(audit.find()) == 1
+    delete_old_entries(audit, -60.0, PurgeGuard())
+    assert audit.find() == []
 
 
 @pytest.mark.parametrize("change", ["removed", "another password", "another role"])

@@ -67,6 +67,31 @@ class Trouble(SqliteHistory):
         super().append(rows)
 
 
+class Kept(SqliteHistory):
+    """A database that notes the time before which it is to delete entries."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.before: list[float] = []
+
+    def maintain(self, before: float, max_size: int | None) -> tuple[int, int]:
+        self.before.append(before)
+        return 0, 0
+
+
+def test_a_clock_that_jumps_ahead_deleted_the_whole_history(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As for the quarantine, a day passes before anything is deleted by such a clock."""
+    now, store = [1e9], Kept(tmp_path)
+    recorder = Recorder(store, RecorderSettings(30 * 86400.0, clock=lambda: now[0]))
+    recorder._keep_house()
+    now[0] += 60 * 86400
+    recorder._upkeep_at = 0.0
+    recorder._keep_house()
+    assert store.before == [1e9 - 30 * 86400, 0.0]
+    assert "history: the clock has moved ahead by" in caplog.text
+    assert "old entries of the history will be deleted in 24 hours" in caplog.text
+
+
 class Picky(Trouble):
     """A database that refuses one mail."""
 
