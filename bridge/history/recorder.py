@@ -110,6 +110,7 @@ class Recorder:
         self._problem = ""
         self._upkeep_at = 0.0
         self._guard = PurgeGuard(settings.clock, what="old entries of the history will be deleted", now="")
+        self._doubt = ""  # as it was last logged: it names the hours that remain
         self._looked_until = 0.0
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
@@ -417,7 +418,9 @@ class Recorder:
         try:
             self._guard.check((), oldest)
         except ClockInDoubt as exc:
-            log.error("history: %s", exc)
+            if str(exc) != self._doubt:
+                self._doubt = str(exc)
+                log.error("history: %s", exc)
             return 0.0
         return oldest
 
