@@ -14,7 +14,7 @@ import pytest
 
 from bridge.mail.message import Spool
 from bridge.mime.structure import TooMuch
-from bridge.service.analysis.content import office_xml
+from bridge.service.analysis.content import office_xml, pdf_files, rar_headers
 from bridge.service.analysis.content.apple_files import is_property_list
 from bridge.service.analysis.content.links import NeedsProcess
 from bridge.service.analysis.content.pictures import picture_members
@@ -221,6 +221,20 @@ def test_a_small_pdf_document_in_which_the_same_bytes_are_read_again_kept_a_proc
 ) -> None:
     """A byte that was skipped counted for less than it takes: 100 KB took 10 to 20 seconds, and no limit said so."""
     _kept_busy(attached(b"%PDF-1.4\n" + piece * (100_000 // len(piece)) + end, "a.pdf"))
+
+
+def test_long_strings_of_a_pdf_document_were_read_byte_by_byte() -> None:
+    """42 KB of mail took four seconds."""
+    text = b"(" + b"a" * 20_000_000
+    assert fair_cpu_s(lambda: pdf_files._STRING.search(text)) < 0.3
+
+
+def test_headers_of_rar_files_were_read_for_nothing() -> None:
+    """There may be 20,000 after each mark: 10 KB of mail took three seconds."""
+    budget = Budget()
+    before = budget.work
+    rar_headers.facts_of(b"Rar!\x1a\7\1\0" + bytes(150_000), budget)
+    assert before - budget.work >= 20_000 * 200  # each takes two microseconds
 
 
 ORDINARY_FILES = {

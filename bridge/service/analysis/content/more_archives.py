@@ -109,7 +109,7 @@ def archive_members(
 
 
 def _archive(content: bytes, kind: str, names: Collection[str], budget: Budget) -> Iterator[Member]:
-    facts = facts_of(content)
+    facts = facts_of(content, budget)
     if facts.is_encrypted:
         yield Member((), None, encrypted=True)
     if facts.is_volume:

@@ -1,18 +1,21 @@
 """What the headers of a RAR file say that libarchive does not tell: encrypted files (RAR 5), and volumes of a set.
 
 libarchive 3.6 reads the files of an encrypted RAR 5 archive as damaged ones. Only headers are read here, each of which
-is at least seven bytes long: linear, and nothing raises.
+is at least seven bytes long: linear, and nothing raises but TooMuch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bridge.service.analysis.content.unpacking import Budget
+
 _RAR4, _RAR5 = b"Rar!\x1a\x07\x00", b"Rar!\x1a\x07\x01\x00"
 _MAIN, _FILE, _SERVICE, _ENCRYPTION = 1, 2, 3, 4  # types of headers
 _HAS_EXTRA, _HAS_DATA = 1, 2
 _VOLUME = 1
 _MAX_HEADERS = 20_000
+_HEADER_WORK = 400  # for each
 
 
 @dataclass(slots=True)
@@ -21,7 +24,7 @@ class RarFacts:
     is_volume: bool = False
 
 
-def facts_of(content: bytes) -> RarFacts:
+def facts_of(content: bytes, budget: Budget) -> RarFacts:
     found = RarFacts()
     if content.startswith(_RAR4):
         found.is_volume = content[9:10] == b"\x73" and bool(content[10:11]) and bool(content[10] & _VOLUME)
@@ -29,6 +32,7 @@ def facts_of(content: bytes) -> RarFacts:
     for _ in range(_MAX_HEADERS):
         if at >= len(content) or found.is_encrypted:
             break
+        budget.take_work(_HEADER_WORK)
         at = _read_header(content, at, found)
     return found
 
