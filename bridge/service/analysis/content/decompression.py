@@ -32,6 +32,7 @@ _CHUNK = 256 * 1024
 _STEPS = ((_MAX_PIECE, _CHUNK), (256, _CHUNK), (1, _CHUNK), (1, 512), (1, 1))
 _ONE_BYTE_IN = 2  # the first of them with a single byte
 _STEP_COST = 256  # work for each such call
+_BZIP2_WORK = 6  # for each byte: 16 to 100 ns
 _GZIP_NAME = 256  # where a name of usual length ends
 GZIP_LEVELS = (b"\0", b"\2", b"\4")  # 7-Zip opens no others
 _USUAL_FLAGS = 1 | 4 | 8 | 16  # of gzip: text, an extra field, a name, a comment; but no checksum of the header
@@ -140,7 +141,7 @@ def _decode(
 ) -> tuple[int, bool]:
     """Appends each call's result to `out`, and to `failed` if one fails. Whatever is repeated is charged as work."""
     charge, is_repeated = (budget.take_work, True) if failed else (budget.take, False)
-    size, total = _FIRST_PIECE, 0
+    size, total, start = _FIRST_PIECE, 0, at
     while not decoder.eof and at < len(data):
         first_call = len(out)
         piece = data[at : at + min(size, _step(failed, len(out))[0])]
@@ -156,6 +157,8 @@ def _decode(
             out.append(block)
             total += len(block)
             charge(len(block) + is_repeated * _STEP_COST)
+            if isinstance(decoder, bz2.BZ2Decompressor):
+                budget.take_slow(len(block), total, at - start, _BZIP2_WORK)
             if total > MAX_MEMBER:
                 raise TooMuch("archive-size")
             piece = b""

@@ -12,6 +12,7 @@ from bridge.mime.structure import TooMuch
 
 UNOPENED = "mime:unopened-archive"  # the tag of a container that is not opened
 MAX_MEMBER = 128 * 1024 * 1024  # one member is held in memory during its inspection
+_USUAL_RATIO = 20  # of what comes out of a decoder to what goes in; few ordinary files are compressed better
 
 
 @dataclass(slots=True)
@@ -35,6 +36,13 @@ class Budget:
         self.bytes -= count
         if self.bytes < 0:
             raise TooMuch("archive-size")
+
+    def take_slow(self, length: int, total: int, given: int, work: int) -> None:
+        """What a slow decoder made, besides `take`: `length` bytes, `total` until now, from `given` ones.
+
+        `work` is for each byte beyond the usual ratio.
+        """
+        self.take_work(work * max(0, min(length, total - _USUAL_RATIO * given)))
 
     def take_picture(self, count: int) -> None:
         self.picture_bytes -= count
