@@ -35,8 +35,8 @@ _ADDRESS = re.compile(r"https?:[\\/]{1,4}[^\s\"'`<>\\]+")  # in lower case
 # The word `http` in Base64 and in hexadecimal, and what follows: such literals may be shorter than those of files.
 _BASE64_ADDRESS = re.compile("aHR0c[A-Za-z0-9+/_-]{9,}+")
 _HEX_ADDRESS = re.compile("68747470[0-9a-fA-F]{12,}+")
-_AFTER_QUOTE = re.compile(r'"\s{0,99}([A-Za-z0-9+/_=-]{40,}+)')  # or after a tag: Base64, as in the next two
-_IN_VALUE = re.compile(r"=([A-Za-z0-9+/_-]{40,}+={0,2})(?=[\s>])")  # of an attribute without quotes
+_AFTER_QUOTE = re.compile(r'"\s{0,99}([A-Za-z0-9+/_=-]{40,}+)')  # Base64, as in the next one; or after these:
+_BEFORE_DATA = ">=:#?&*{("  # the ends of a tag, of a name, of a part of an address, of the beginning of a comment
 _IN_COMMENT = re.compile(r"<!--\s{0,99}([A-Za-z0-9+/_=-]{40,}+)")
 _LINE_END = re.compile(r"\n(?<=[A-Za-z0-9+/_-]{16}\n)\s{0,40}(?=[A-Za-z0-9+/_-])")  # within Base64
 _PIECE = re.compile(r'"([A-Za-z0-9+/_-]{16,}+)={0,2}"')
@@ -200,9 +200,11 @@ def _literals(text: str, is_reversed: bool, budget: Budget) -> Iterator[tuple[by
 
 def _encoded(text: str, quoted: str, is_reversed: bool, budget: Budget) -> Iterator[bytes]:
     """`quoted` is the text with one kind of quotes."""
-    in_base64 = _AFTER_QUOTE.findall(_with_one(">", quoted)) + _IN_VALUE.findall(text) + _IN_COMMENT.findall(text)
-    for literal in in_base64:
+    begun = _AFTER_QUOTE.findall(_with_one(_BEFORE_DATA, quoted))
+    for literal in begun + _IN_COMMENT.findall(text):
         yield _from_base64(literal)
+        if literal.startswith("/"):  # perhaps of a regular expression
+            yield _from_base64(literal[1:])
         if is_reversed:
             yield _from_base64(literal[::-1])
         if digits := _HEX.match(literal):  # which are letters of Base64 as well
