@@ -231,7 +231,7 @@ def unusual_readings(text: str) -> Iterator[str]:
 
 
 def _joined(text: str) -> str:
-    """Words that follow each other, in the same charset and encoding, as one."""
+    """Words that follow each other, in the same charset and encoding, as one; but padding ends Base64."""
     kept: list[str] = []
     done, before = 0, ""
     for start, mark, end in _places(text, known_only=False, strict=False):
@@ -241,7 +241,7 @@ def _joined(text: str) -> str:
         else:
             kept += text[done : mark + 3], text[mark + 3 : end]
         kept.append("?=")
-        done, before = end + 2, kind
+        done, before = end + 2, "" if text[end - 1] == "=" and kind.endswith("?b?") else kind
     return "".join((*kept, text[done:]))
 
 

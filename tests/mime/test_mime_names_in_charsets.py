@@ -111,6 +111,13 @@ def test_names_stood_where_only_some_programs_look(field: str) -> None:
     assert "mime:executable" in inspect(mail, Limits()).tags
 
 
+def test_an_ordinary_name_in_two_words_is_read_only_as_such() -> None:
+    """Each word of Base64 has its own padding."""
+    pieces = (base64.b64encode(piece.encode()).decode() for piece in ("Übersicht 2026.1", "1 für Müller.pdf"))
+    name = " ".join(f"=?utf-8?B?{piece}?=" for piece in pieces)
+    assert not inspect(with_field(f'filename="{name}"'), Limits()).tags
+
+
 @pytest.mark.parametrize(
     "description", ["Delivery report", "mail from example.com", "S/MIME Cryptographic Signature", "notes.pdf", "v1.0"]
 )
