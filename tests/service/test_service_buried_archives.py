@@ -99,6 +99,13 @@ def test_an_encoded_file_in_a_text_hid_an_archive_of_this_kind(kind: str) -> Non
     assert "mime:executable" in inspect(b"\r\n".join(lines), ALL).tags
 
 
+def test_two_bytes_of_noise_are_no_cpio_archive() -> None:
+    """They were the mark of one, and its name was cut off: such mail got a tag."""
+    library("libarchive", "archives")
+    noise = b"noise \xc7\x71" + b"x" * 18 + b"\x40\0" + b"x" * 6 + b"noise"
+    assert "mime:unopened-archive" not in tags(noise, "a.bin")
+
+
 def arj() -> bytes:
     head = bytes((30, 11, 1, 0, 0, 0, 2, 0)) + bytes(22) + b"a\0\0"
     return b"\x60\xea" + struct.pack("<H", len(head)) + head + struct.pack("<I", zlib.crc32(head)) + bytes(100)

@@ -70,7 +70,7 @@ def _is_cpio(content: bytes, at: int) -> bool:
     if (not text and content.startswith(b"0", at)) or not 0 < length <= _CPIO_NAME:
         return False
     name = content[start : start + length]
-    return name.find(b"\0") == length - 1 or (len(name) < length and b"\0" not in name)
+    return name.find(b"\0") == length - 1
 
 
 def _is_lha(content: bytes, at: int) -> bool:
