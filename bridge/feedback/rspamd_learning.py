@@ -13,7 +13,6 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import httpx2
 
@@ -87,15 +86,17 @@ def client(
     if tls is None:
         is_encrypted = any(url.startswith("https:") for url in urls)
         tls = ssl.create_default_context() if is_encrypted else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    make = partial(
-        httpx2.AsyncClient,
-        cookies=no_cookies(),
-        headers=headers,
-        verify=tls,
-        trust_env=False,
-        follow_redirects=False,
-        timeout=timeout,
-    )
+
+    def make() -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(
+            cookies=no_cookies(),
+            headers=headers,
+            verify=tls,
+            trust_env=False,
+            follow_redirects=False,
+            timeout=timeout,
+        )
+
     return Connect(make, whole_s)
 
 
