@@ -15,6 +15,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,9 @@ class Place:
         self.file.write_text(CONFIG.format(state=self.state) + more)
         self.store = SqliteHistory(self.state / "history")
 
+    def close(self) -> None:
+        self.store.close()
+
     def add(self, *numbers: int, **values: Any) -> None:
         """One mail for each number, so many seconds ago."""
         add(self.store, *(mail(number, **{"at": self.now - number, **values}) for number in numbers))
@@ -67,9 +71,8 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    made = Place(tmp_path)
-    yield made
-    made.store.close()
+    with closing(Place(tmp_path)) as made:
+        yield made
 
 
 def ids(shown: str) -> list[str]:
@@ -249,9 +252,8 @@ def test_an_empty_history_says_where_it_looked(place: Place) -> None:
 def test_a_history_that_cannot_be_read_is_not_an_empty_one() -> None:
     with tempfile.TemporaryDirectory() as directory:  # pytest's are private
         Path(directory).chmod(0o755)
-        place = Place(Path(directory))
-        place.add(1)
-        place.store.close()
+        with closing(Place(Path(directory))) as place:
+            place.add(1)
         for path in (place.file, place.state):
             path.chmod(0o755)
         for command in (["history"], ["explain", "a@b.example"], ["stats"]):
@@ -398,25 +400,26 @@ def hidden(redaction: Redaction) -> dict[str, str]:
 
 
 def test_hashed_addresses_are_found_by_whoever_knows_them(tmp_path: Path) -> None:
-    place = Place(tmp_path, "log: {addresses: hashed}\n")
-    (place.state / "log-key").write_text("0123456789abcdef")
-    place.add(1, **hidden(Redaction("hashed", b"0123456789abcdef")))
-    for question in (["a@sender.example"], ["b@EXAMPLE.org"], ["--sender", "a@sender.example"], ["<1@sender.example>"]):
-        told = place.says("explain", *question)
-        assert "Our id is ID0001" in told and "@sender.example" not in told
-    assert ids(place.says("history", "--recipient", "b@example.org", "--json")) == ["ID0001"]
-    assert ids(place.says("history", "1@sender.example", "--json")) == ["ID0001"]
-    done = place.run("history", "--sender", "sender.example")
-    assert done.returncode == 2 and "give a whole address" in done.stderr
+    questions = ["a@sender.example"], ["b@EXAMPLE.org"], ["--sender", "a@sender.example"], ["<1@sender.example>"]
+    with closing(Place(tmp_path, "log: {addresses: hashed}\n")) as place:
+        (place.state / "log-key").write_text("0123456789abcdef")
+        place.add(1, **hidden(Redaction("hashed", b"0123456789abcdef")))
+        for question in questions:
+            told = place.says("explain", *question)
+            assert "Our id is ID0001" in told and "@sender.example" not in told
+        assert ids(place.says("history", "--recipient", "b@example.org", "--json")) == ["ID0001"]
+        assert ids(place.says("history", "1@sender.example", "--json")) == ["ID0001"]
+        done = place.run("history", "--sender", "sender.example")
+        assert done.returncode == 2 and "give a whole address" in done.stderr
 
 
 def test_with_domains_only_everyone_of_the_domain_is_found(tmp_path: Path) -> None:
-    place = Place(tmp_path, "log: {addresses: domain}\n")
-    place.add(1, **hidden(Redaction("domain")))
-    done = place.run("explain", "a@sender.example")
-    assert done.returncode == 0 and "Mail from <*@sender.example>" in done.stdout
-    assert "the mails of everyone in that domain" in done.stderr
-    assert ids(place.says("history", "--sender", "sender.example", "--json")) == ["ID0001"]
+    with closing(Place(tmp_path, "log: {addresses: domain}\n")) as place:
+        place.add(1, **hidden(Redaction("domain")))
+        done = place.run("explain", "a@sender.example")
+        assert done.returncode == 0 and "Mail from <*@sender.example>" in done.stdout
+        assert "the mails of everyone in that domain" in done.stderr
+        assert ids(place.says("history", "--sender", "sender.example", "--json")) == ["ID0001"]
 
 
 # stats

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -57,10 +57,10 @@ def ends_by_signal(work: Callable[[], None]) -> bool:
 
 
 def open_history(directory: Path) -> None:
-    store = SqliteHistory(directory / "history")
-    for write in (lambda: store.append([mail()]), lambda: store.note([LaterEvent(0.0, "ID", "released")])):
-        with suppress(HistoryError):
-            write()
+    with closing(SqliteHistory(directory / "history")) as store:
+        for write in (lambda: store.append([mail()]), lambda: store.note([LaterEvent(0.0, "ID", "released")])):
+            with suppress(HistoryError):
+                write()
 
 
 def open_database(directory: Path) -> None:
@@ -91,8 +91,10 @@ def test_writing_to_a_database_on_a_full_disk_fails_as_usual(small_disk: Path) -
     fill(small_disk, 0)
     with pytest.raises(SQLAlchemyError, match="full"), writing(engine):
         pass
+    engine.dispose()
 
 
 def test_a_database_on_a_disk_with_room_is_written(small_disk: Path) -> None:
     open_history(small_disk)
-    assert len(SqliteHistory(small_disk / "history").later(["ID"])) == 1
+    with closing(SqliteHistory(small_disk / "history")) as store:
+        assert len(store.later(["ID"])) == 1
