@@ -15,6 +15,8 @@ import html
 import io
 import re
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from bridge.service.analysis.content import file_types
 from bridge.service.analysis.content.pdf_objects import Objects, Reader, plain, references
@@ -266,6 +268,19 @@ def _as_text(value: bytes) -> str:
     return value.decode("utf-8", "replace").removeprefix("\ufeff")
 
 
+@contextmanager
+def _limited(settings: Any) -> Iterator[None]:
+    """qpdf's limits are those of the whole process."""
+    if not hasattr(settings, "set_qpdf_limits"):  # an older version
+        yield
+        return
+    before = settings.set_qpdf_limits(**_QPDF_LIMITS)
+    try:
+        yield
+    finally:
+        settings.set_qpdf_limits(**before)
+
+
 def _rewritten(content: bytes, budget: Budget) -> tuple[bytes, bool]:
     """The document without encryption and object streams, and whether it was encrypted.
 
@@ -276,11 +291,9 @@ def _rewritten(content: bytes, budget: Budget) -> tuple[bytes, bool]:
     except ImportError:
         return b"", False
     budget.take_work(_REWRITING * len(content))
-    if hasattr(pikepdf.settings, "set_qpdf_limits"):  # not in older versions
-        pikepdf.settings.set_qpdf_limits(**_QPDF_LIMITS)
     out = io.BytesIO()
     try:
-        with pikepdf.open(io.BytesIO(content)) as document:
+        with _limited(pikepdf.settings), pikepdf.open(io.BytesIO(content)) as document:
             was_encrypted = document.is_encrypted
             document.save(
                 out,
