@@ -361,9 +361,13 @@ def test_check_names_the_key_of_each_next_hop(place: Place) -> None:
     data["tenants"] = [{"uid": TENANT, "recipient_domains": ["b.example"], "relay": {"next_hop": hops[3]}}]
     place.config.write_text(yaml_file.dump(data))
     keys = ["relay.next_hops", "relay.next_hops", "relay.routes.0.next_hop", "tenants.0.relay.next_hop"]
-    assert problems(place.run("check")) == [
-        f"next hop {hop}: PROBLEM: {hop}: Connection refused; check {key}" for hop, key in zip(hops, keys, strict=True)
-    ]
+    said, lines = problems(place.run("check")), place.config.read_text().splitlines()
+    for problem, hop, key in zip(said, hops, keys, strict=True):
+        mark = "next_hops:" if key.endswith(".next_hops") else hop
+        line = next(number for number, line in enumerate(lines, 1) if mark in line)
+        where = f"{place.config}:{line}: {key}: {hop}"
+        end = "Connection refused; is the server running? check its address"
+        assert problem == f"next hop {hop}: PROBLEM: {where}: {end}"
 
 
 def test_check_shows_the_status_of_the_scanner(place: Place) -> None:

@@ -303,7 +303,7 @@ def test_never_seen(world: World, front: str) -> None:
     done = world.command("explain", sender, "--since", "yesterday", "--client", "192.0.2.7")
     print(done.stdout)
     assert done.returncode == 3
-    assert done.stdout.startswith(f"No mail was found for {sender} between ")
+    assert done.stdout.startswith(f"No mail was found for {sender}, client 192.0.2.7 between ")
     assert f"From <{sender}> in the whole history: 0 mails." in done.stdout
     assert f"From the domain {front}.example during that time: " in done.stdout
     assert "From the client 192.0.2.7 during that time: " in done.stdout
