@@ -68,7 +68,8 @@ def test_wheel_from_uv_runs_alone_and_passes_a_mail(dist: Path, tmp_path: Path) 
     daemon = subprocess.Popen([program, "run", "-c", tmp_path / "bridge.yml"], env=ALONE, stderr=subprocess.PIPE)
     try:
         until(lambda: not _refused(smtp), "the daemon")
-        assert "OK" in run(program, "check", "-c", tmp_path / "bridge.yml")
+        checked = run(program, "check", "-c", tmp_path / "bridge.yml")
+        assert "PROBLEM" not in checked and "pip install 'scanbridge[console]'" in checked
         with SmtpClient(smtp) as client:
             client.open()
             assert client.mail().startswith(b"250")
