@@ -60,12 +60,13 @@ class PostgreSql:
         main = int((Path(self._data) / "postmaster.pid").read_text().split()[0])
         pids = [main, *map(int, Path(f"/proc/{main}/task/{main}/children").read_text().split())]
         for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, signal.SIGSTOP)
         try:
             yield
         finally:
             for pid in pids:
-                with suppress(ProcessLookupError):  # it was ending already when it was to be frozen
+                with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
 
     def promote(self) -> None:

@@ -56,32 +56,32 @@ class Learning:
         if settings.password is not None:
             headers["Password"] = settings.password
         timeout = httpx2.Timeout(settings.timeout_s, connect=min(settings.timeout_s, _CONNECT_S))
-        self._connect = client(headers, settings.tls, [settings.url], timeout, settings.whole_s)
+        self._connector = connector(headers, settings.tls, [settings.url], timeout, settings.whole_s)
 
     def learn(self, kind: ReportKind, content: Message) -> bool:
         """False if rspamd already knew it. Raises LearningUnavailable, LearningRefused."""
         if content.size > self._settings.max_size:
             raise LearningRefused("the mail is larger than feedback.rspamd.max_size")
         url = f"{self._settings.url}{_PATHS[kind]}"
-        status, phrase, body = exchange(self._connect, url, content.chunks(), content.size, "rspamd")
+        status, phrase, body = exchange(self._connector, url, content.chunks(), content.size, "rspamd")
         return _read(status, body, visible(phrase)[:200])
 
 
 @dataclass(frozen=True, slots=True)
-class Connect:
+class Connector:
     """What makes a client for one exchange, and how long that may take."""
 
     make: Callable[[], httpx2.AsyncClient]
     whole_s: float
 
 
-def client(
+def connector(
     headers: Mapping[str, str],
     tls: ssl.SSLContext | None,
     urls: Sequence[str],
     timeout: httpx2.Timeout,
     whole_s: float,
-) -> Connect:
+) -> Connector:
     """Reading the system's certificates takes time, so it is done once."""
     if tls is None:
         is_encrypted = any(url.startswith("https:") for url in urls)
@@ -97,24 +97,29 @@ def client(
             timeout=timeout,
         )
 
-    return Connect(make, whole_s)
+    return Connector(make, whole_s)
 
 
 def exchange(
-    connect: Connect, url: str, content: Iterable[bytes], size: int, who: str, headers: Mapping[str, str] | None = None
+    connector: Connector,
+    url: str,
+    content: Iterable[bytes],
+    size: int,
+    who: str,
+    headers: Mapping[str, str] | None = None,
 ) -> tuple[int, str, bytes]:
     """Post it; returns the status, the reason phrase and the body of the answer. Raises LearningUnavailable."""
     with_length = {**(headers or {}), "Content-Length": str(size)}  # else it would be sent chunked
     try:
-        return asyncio.run(_exchange(connect, url, content, who, with_length))
+        return asyncio.run(_exchange(connector, url, content, who, with_length))
     except TimeoutError as exc:
-        raise LearningUnavailable(f"{who}: no whole answer within {connect.whole_s:g} s") from exc
+        raise LearningUnavailable(f"{who}: no whole answer within {connector.whole_s:g} s") from exc
     except httpx2.HTTPError as exc:
         raise LearningUnavailable(f"{who} cannot be reached: {reason(exc)}") from exc
 
 
 async def _exchange(
-    connect: Connect, url: str, content: Iterable[bytes], who: str, headers: Mapping[str, str]
+    connector: Connector, url: str, content: Iterable[bytes], who: str, headers: Mapping[str, str]
 ) -> tuple[int, str, bytes]:
     """Raises TimeoutError and httpx2.HTTPError, too."""
 
@@ -123,8 +128,8 @@ async def _exchange(
             yield piece
 
     async with (
-        asyncio.timeout(connect.whole_s),
-        connect.make() as http,
+        asyncio.timeout(connector.whole_s),
+        connector.make() as http,
         http.stream("POST", url, content=pieces(), headers=headers) as response,
     ):
         if response.headers.get("content-encoding", "identity").lower() != "identity":

@@ -19,7 +19,7 @@ import httpx2
 from bridge.api.feedback import FEEDBACK_PATH, FeedbackRequest
 from bridge.api.scanning import BOUNDARY_BYTES, BorderMtaData, form
 from bridge.feedback.report import LearnableMail, ReportKind
-from bridge.feedback.rspamd_learning import WHOLE_S, LearningRefused, LearningUnavailable, client, exchange
+from bridge.feedback.rspamd_learning import WHOLE_S, LearningRefused, LearningUnavailable, connector, exchange
 from bridge.runtime.visible_text import visible
 
 _ABOUT_THIS_MAIL = frozenset({400, 409, 413})
@@ -41,7 +41,7 @@ class ScannerLearning:
         self._settings = settings
         headers = {"Accept-Encoding": "identity", "Authorization": f"Bearer {settings.token}"}
         timeout = httpx2.Timeout(settings.timeout_s, connect=settings.connect_timeout_s)
-        self._connect = client(headers, settings.tls, settings.urls, timeout, settings.whole_s)
+        self._connector = connector(headers, settings.tls, settings.urls, timeout, settings.whole_s)
 
     def learn(self, kind: ReportKind, mail: LearnableMail) -> bool:
         """False if the service had this report already. Raises LearningUnavailable, LearningRefused."""
@@ -62,7 +62,7 @@ class ScannerLearning:
         return FeedbackRequest(str(kind), mail.reporter, border, mail.tenant or self._settings.tenant_uid, mail.ggrid)
 
     def _ask(self, url: str, body: Iterable[bytes], size: int, headers: dict[str, str]) -> bool:
-        status, _, answer = exchange(self._connect, url, body, size, "the scanning service", headers)
+        status, _, answer = exchange(self._connector, url, body, size, "the scanning service", headers)
         if status == 200:
             return _value(answer).get("learned") is True
         said = visible(str(_value(answer).get("message") or ""))[:200]

@@ -54,7 +54,7 @@ from bridge.runtime.reason import reason
 
 MAX_ANSWER = 64 * 1024
 MAX_LISTS_ANSWER = 16 * 1024 * 1024
-MAX_LIST = 2 * 1024 * 1024 * 1024  # bytes; bounds an endless stream, which would fill a memory or a disk
+MAX_LIST = 2 * 1024 * 1024 * 1024  # bytes; an endless stream would fill the memory or the disk
 LONGEST_S = 3600.0  # for a whole list
 
 
@@ -220,7 +220,7 @@ class ListClient:
                 await self._continue_or_raise(effort, self._late())
 
     def _bounds(self) -> Callable[[int], None]:
-        """What is called with the size of each piece of a list. It raises ListsMalformed if the list does not end."""
+        """A function for the size of each piece of a list; it raises ListsMalformed if the list does not end."""
         settings, until, left = self._settings, time.monotonic() + self._settings.longest_s, self._settings.max_list
 
         def check(size: int) -> None:

@@ -25,7 +25,7 @@ _COARSE_S = 1.0  # the kernel gives files a time that is a few milliseconds old
 
 
 class ClockInDoubt(StoreError):
-    """No mail is removed for now."""
+    """Nothing is removed for now."""
 
 
 class PurgeGuard:

@@ -47,6 +47,7 @@ def found(page: str, kind: str = "text/html") -> Links:
         ("file://evil.example@80/x", Address("file", "", "evil.example", "", "/x")),
         ("\\\\evil.example@SSL@8443\\x", Address("", "", "evil.example", "", "\\x")),
         ("\\\\evil.example@ssl\\x", Address("", "", "evil.example", "", "\\x")),
+        ("\\\\evil.example@8443@SSL\\x", Address("", "", "evil.example", "", "\\x")),
         ("//user@80.example/x", Address("", "user", "80.example", "", "/x")),
         ("file:////evil.example/x", Address("file", "", "evil.example", "", "/x")),
         ("x-vendor+app://evil.example/x", Address("x-vendor+app", "", "evil.example", "", "/x")),

@@ -85,7 +85,7 @@ class LateStore(Protocol):
     def purge(self, before: float, max_entries: int, latest: float = math.inf) -> None:
         """Removes entries that are older, and the oldest above the maximum number.
 
-        And those after `latest`: with a clock that was ahead, they would outlive and displace all others.
+        Also removes those changed after `latest`: the clock was ahead, and they would outlive and displace all others.
         """
 
     def touch(self, owner: str, now: float) -> None:

@@ -26,7 +26,7 @@ _SCHEME = re.compile(r"([a-z][a-z0-9+.-]++):", re.IGNORECASE)  # more than a sin
 _SLASHES = re.compile(r"[/\\]*+")
 _AUTHORITY = re.compile(r"[^/\\?#]*+")
 _PATHS = frozenset({"", "file"})
-_WEBDAV_PORT = re.compile(r"ssl|(?:ssl@)?\d{1,5}", re.IGNORECASE)
+_WEBDAV_PORT = re.compile(r"(?:ssl|\d{1,5})(?:@(?:ssl|\d{1,5}))?", re.IGNORECASE)
 _HOST = re.compile(r"[^\s/\\?#@:<>\[\]^|%\x00-\x20\x7f-\U0010ffff]{1,253}")  # what browsers do not refuse, in ASCII
 _PUNCTUATION = ".,;!*'\"`)}]&"  # after a link in a text
 

@@ -73,8 +73,10 @@ def is_remote(target: str) -> bool:
     if address is None:
         return text.startswith("mhtml:")
     raw = address.host
-    if address.scheme in _PATHS and _DRIVE.fullmatch(raw):
-        return False
+    if address.scheme in _PATHS:  # more may follow a server's name than a port
+        raw = address.user.partition("@")[0] or raw
+        if _DRIVE.fullmatch(raw):
+            return False
     host = host_of(raw)
     try:
         ip = ip_address(host)
