@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +175,7 @@ async def test_counts_that_could_not_be_told_do_not_wait_for_another_mail(
     try:
         assert rates.lets_in("192.0.2.1")
         await eventually(lambda: counted(place) == 1, "the first count")
-        with sqlite3.connect(tmp_path / FILE, isolation_level=None) as other:
+        with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             assert rates.lets_in("192.0.2.1")
             await eventually(lambda: "mail rates are not shared" in caplog.text, "the exchange to fail")
