@@ -11,7 +11,7 @@ from datetime import timedelta
 from bridge.config.model import Config
 from bridge.errors import BridgeError
 from bridge.history.entry import LaterEvent, MailEntry
-from bridge.history.story import GONE, NOT_HERE, UNKNOWN, Kept
+from bridge.history.story_context import GONE, NOT_HERE, UNKNOWN, Kept
 from bridge.mail.action import Action
 from bridge.observe.redaction import Redaction
 from bridge.quarantine.record import MailRecord

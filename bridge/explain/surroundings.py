@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from bridge.config.mail_server_profiles import PROFILES
 from bridge.config.model import Config
 from bridge.history.entry import MailEntry
-from bridge.history.story import Surroundings
+from bridge.history.story_context import Surroundings
 from bridge.mail.address import comparable_domain, domain_of
 
 

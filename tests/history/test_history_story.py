@@ -16,7 +16,8 @@ from bridge.history.mails import Mail, gather, whole
 from bridge.history.query import CANCELLED, HistoryQuery
 from bridge.history.rule_words import ACTIONS, CASES, DONE, ERRORS, FAILURES, decided
 from bridge.history.sqlite import SqliteHistory
-from bridge.history.story import GONE, NOT_HERE, UNKNOWN, Kept, Story, Surroundings, tell
+from bridge.history.story import Story, tell
+from bridge.history.story_context import GONE, NOT_HERE, UNKNOWN, Kept, Surroundings
 from bridge.mail.action import Action
 from tests.history.history_kit import NOON, add, mail
 

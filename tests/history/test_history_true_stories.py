@@ -17,7 +17,8 @@ from bridge.history.mails import Mail, gather, whole
 from bridge.history.query import HistoryQuery
 from bridge.history.sqlite import SqliteHistory
 from bridge.history.store import HistoryStore
-from bridge.history.story import Story, Surroundings, tell
+from bridge.history.story import Story, tell
+from bridge.history.story_context import Surroundings
 from bridge.testing import Background, NextHop, RunningBridge, WaitingHop, answer, result, running_bridge, until
 from tests.filter.smtp_kit import Client, Gate, send
 from tests.history.history_kit import NOON, add, find, mail

@@ -10,7 +10,7 @@ from bridge.daemon.history_place import has_server
 from bridge.errors import BridgeError, ConfigError
 from bridge.explain import kept as explain_kept
 from bridge.history.mails import Mail
-from bridge.history.story import Kept
+from bridge.history.story_context import Kept
 from bridge.quarantine.local_store import LocalStore
 from bridge.quarantine.record import MailRecord, read
 

@@ -22,7 +22,8 @@ from bridge.history.next_commands import with_file
 from bridge.history.parameters import FILTERS, value_of
 from bridge.history.query import ACTIONS, STAGES, client_address, may_be_address, pasted_key
 from bridge.history.store import Found
-from bridge.history.story import GONE, NOT_HERE, UNKNOWN, Kept, tell
+from bridge.history.story import tell
+from bridge.history.story_context import GONE, NOT_HERE, UNKNOWN, Kept
 from bridge.quarantine.record import MailRecord
 from bridge.quarantine.store import MailNotFound
 
