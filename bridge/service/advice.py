@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from bridge.service.abby_settings import SHORT_TOKEN, Permission
 from bridge.service.analysis.decision import delivered_anyway
-from bridge.service.config_files import Loaded
+from bridge.service.config_files import Loaded, closest
+from bridge.service.detection.phishing import known_signals
 
 NOT_SCANNING = "scanning is disabled and /readyz fails"
 _RESTORE = "restore the file, or create it with `scanSources: {restApi: {}}`"
@@ -18,7 +19,8 @@ _CREATE = "create one with `scanbridge service token`"
 
 
 def advice(loaded: Loaded) -> list[str]:
-    return [*loaded.warnings, *_scanning(loaded), *_tokens(loaded), *_address(loaded), *_decisions(loaded)]
+    parts = (_scanning, _tokens, _address, _decisions, _signals)
+    return [*loaded.warnings, *(text for part in parts for text in part(loaded))]
 
 
 def _scanning(loaded: Loaded) -> Iterator[str]:
@@ -62,3 +64,13 @@ def _decisions(loaded: Loaded) -> Iterator[str]:
             f"{loaded.at('decisions', 'rules')}: mail with the {tag} tag is delivered; `rules` replaces all default "
             f"rules, so add one for {tag}, or set only `scores`"
         )
+
+
+def _signals(loaded: Loaded) -> Iterator[str]:
+    phishing = loaded.config.analyzers.phishing
+    known = known_signals() if phishing is not None and phishing.ignore else frozenset()
+    for i, tag in enumerate(phishing.ignore if phishing is not None else ()):
+        if tag not in known:
+            similar = closest(tag, known)
+            hint = f"did you mean {similar}?" if similar else "`scanbridge service explain FILE` shows their tags"
+            yield f"{loaded.at('analyzers', 'phishing', 'ignore', i)}: no signal has the tag {tag!r:.80}; {hint}"

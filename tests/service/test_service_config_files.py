@@ -351,6 +351,17 @@ def test_unknown_permissions_are_a_warning_and_allow_nothing(tmp_path):
     assert "unknown permission" not in warnings(load(write(tmp_path, abby=DOCUMENTED_ABBY + "    permissions:\n")))
 
 
+def test_a_misspelled_signal_is_a_warning(tmp_path):
+    tags = "url:lookalike, url:lookalkie, html:button, x:y"
+    ours = f"{LISTEN}analyzers:\n  phishing:\n    ignore: [{', '.join(map(repr, tags.split(', ')))}]\n"
+    (write(tmp_path) / "service.yml").write_text(ours)
+    text = warnings(load(tmp_path))
+    assert "service.yml:4: analyzers.phishing.ignore.1: no signal has the tag 'url:lookalkie'" in text
+    assert "did you mean url:lookalike?" in text
+    assert "no signal has the tag 'x:y'; `scanbridge service explain FILE` shows" in text
+    assert text.count("no signal") == 2
+
+
 def test_an_empty_list_of_permissions_is_a_warning(tmp_path):
     """It allows everything, as in the original, whose default it is; who writes it may mean nothing."""
     abby = DOCUMENTED_ABBY + "    permissions: []\n"

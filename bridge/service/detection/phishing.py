@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
+from bridge.api.reason_texts import SENTENCES
 from bridge.service.analysis.content.links import NeedsProcess
 from bridge.service.detection import signals
 from bridge.service.detection.material import Material
@@ -46,6 +47,11 @@ class Suspicion:
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Suspicion:
         return cls(value["margin"], dict(value["signals"]))
+
+
+def known_signals() -> frozenset[str]:
+    """The tags that can be switched off."""
+    return frozenset(SENTENCES) | frozenset(model_at("").weights) | signals.QUIET
 
 
 def found_in(material: Material, search: Search, tags: set[str]) -> Signals:

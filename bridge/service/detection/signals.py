@@ -30,7 +30,7 @@ _WORD = re.compile(rf"[^\W\d_]{{{_SHORTEST_WORD},{_LONGEST_WORD}}}")
 
 # These count, but are too common in legitimate mail to be tags: a tag should mean something by itself.
 _QUIET_GROUPS = ("text:", "subject:")
-_QUIET = frozenset(
+QUIET = frozenset(
     {
         "html:button",
         "html:one-link",
@@ -59,7 +59,7 @@ _QUIET = frozenset(
 
 def is_tag(name: str) -> bool:
     """Whether a signal is shown as a tag of the mail; `explain` shows the others as well."""
-    return name not in _QUIET and not name.startswith(_QUIET_GROUPS)
+    return name not in QUIET and not name.startswith(_QUIET_GROUPS)
 
 
 @dataclass(frozen=True, slots=True)
