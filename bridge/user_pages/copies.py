@@ -29,7 +29,9 @@ from bridge.user_pages.call import Call
 
 log = logging.getLogger(__name__)
 
+# With addresses in several tenants, a person may do what all of these tenants allow.
 _STRICTEST_FIRST = ("nothing", "request", "release")
+_STRICTEST_ALLOW_FIRST = ("nobody", "administrators", "users")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Copy:
     mail: MailRecord
     recipients: tuple[str, ...]  # the person's, in the form that is compared
     person: str
-    settings: TenantSettings
+    settings: tuple[TenantSettings, ...]  # of each recipient
 
     @property
     def reason(self) -> Reason:
@@ -48,6 +50,14 @@ class Copy:
     @property
     def why(self) -> str:
         return words_for(self.reason)
+
+    @property
+    def may_read(self) -> bool:
+        return all(settings.users.preview for settings in self.settings)
+
+    @property
+    def may_delete(self) -> bool:
+        return all(settings.users.delete for settings in self.settings)
 
     @property
     def is_held(self) -> bool:
@@ -91,15 +101,15 @@ async def of_link(call: Call, mail_id: str, recipient: str) -> Copy:
     return _copy(call, mail, (recipient,), person)
 
 
-def may_release(call: Call, copy: Copy) -> str:
-    """release, request or nothing; the strictest, if the person's addresses belong to several tenants."""
-    allowed = {call.sources.settings.of(recipient).may(copy.reason) for recipient in copy.recipients}
+def may_release(copy: Copy) -> str:
+    """release, request or nothing."""
+    allowed = {settings.may(copy.reason) for settings in copy.settings}
     return next(word for word in _STRICTEST_FIRST if word in allowed)
 
 
 async def release(call: Call, copy: Copy) -> str:
     """Release it, or ask for it; returns the notice. Raises Refused."""
-    may = may_release(call, copy)
+    may = may_release(copy)
     if not copy.missing:
         raise _has_it(call)
     if may == "nothing":
@@ -138,7 +148,7 @@ async def _release(call: Call, copy: Copy) -> ActionResult:
 
 async def delete(call: Call, copy: Copy) -> str:
     """Delete their copies; the mail itself only once nobody has a copy left. Raises Refused."""
-    if not copy.settings.users.delete:
+    if not copy.may_delete:
         text = call.speak("Your organisation does not let you delete held mail.")
         raise await refused(call, copy, "deleted own mail", 403, call.speak("Not allowed"), text)
     async with call.audited("deleted own mail", mail=copy.mail.id, detail="the copy", name=copy.person) as note:
@@ -154,14 +164,17 @@ def _result(outcome: ActionResult) -> str:
 
 
 def may_block(copy: Copy) -> str:
-    return "allow" if copy.settings.users.block_senders and copy.mail.envelope.sender else "nothing"
+    may_block_senders = all(settings.users.block_senders for settings in copy.settings)
+    return "allow" if may_block_senders and copy.mail.envelope.sender else "nothing"
 
 
 def may_allow(copy: Copy) -> str:
     """allow, request or nothing. Only an administrator may allow a sender of malware."""
-    if not copy.mail.envelope.sender or copy.settings.allow_by == "nobody":
+    allowed_by = {settings.allow_by for settings in copy.settings}
+    strictest = next(word for word in _STRICTEST_ALLOW_FIRST if word in allowed_by)
+    if not copy.mail.envelope.sender or strictest == "nobody":
         return "nothing"
-    return "allow" if copy.settings.allow_by == "users" and copy.reason is not Reason.MALWARE else "request"
+    return "allow" if strictest == "users" and copy.reason is not Reason.MALWARE else "request"
 
 
 async def list_sender(call: Call, copy: Copy, kind: str) -> str:
@@ -270,7 +283,7 @@ async def _check_waits(call: Call, copy: Copy, kind: str) -> None:
 
 
 def _copy(call: Call, mail: MailRecord, recipients: tuple[str, ...], person: str) -> Copy:
-    return Copy(mail, recipients, person, call.sources.settings.of(recipients[0]))
+    return Copy(mail, recipients, person, tuple(map(call.sources.settings.of, recipients)))
 
 
 async def _read(call: Call, mail_id: str) -> MailRecord | None:

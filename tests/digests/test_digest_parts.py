@@ -23,13 +23,16 @@ from bridge.digests.settings import DigestSettings
 from bridge.digests.signed_links import LinkKeys
 from bridge.digests.why_held import Reason, reason_of
 from bridge.errors import ConfigError
+from bridge.mail.envelope import Envelope
 from bridge.quarantine.record import MailRecord
 from bridge.runtime import yaml_file
+from bridge.user_pages.copies import Copy, may_allow, may_block, may_release
 from tools import translations
 
 ZURICH = ZoneInfo("Europe/Zurich")
 _PLACEHOLDER = re.compile(r"%\(\w+\)[sd]|\{\d\}")
 TENANT = "11111111-1111-4111-8111-111111111111"
+OTHER = "22222222-2222-4222-8222-222222222222"
 
 
 def at(text: str) -> float:
@@ -187,6 +190,25 @@ def test_malware_is_never_released_by_users_and_tenants_override_single_keys() -
     assert own.may(Reason.MALWARE) == other.may(Reason.MALWARE) == "request"
     with pytest.raises(ValueError, match="malware"):
         Digests.model_validate({"users": {"malware": "release"}})
+
+
+@pytest.mark.parametrize("order", [("x@a.example", "x@b.example"), ("x@b.example", "x@a.example")])
+def test_of_a_person_in_two_tenants_both_must_allow_it(order: tuple[str, ...]) -> None:
+    """The rights of the address that happened to come first were those of all."""
+    may_all = {"spam": "release", "delete": True, "preview": True, "block_senders": True}
+    may_nothing = {"spam": "nothing", "delete": False, "preview": False, "block_senders": False}
+    tenants = [{"uid": TENANT, "users": may_all}, {"uid": OTHER, "users": may_nothing}]
+    conf = Digests.model_validate({"from": "q@a.example", "tenants": tenants})
+    allow_by = {TENANT: "users", OTHER: "nobody"}
+    by_domain = {"a.example": TENANT, "b.example": OTHER}
+    settings = DigestSettings(conf, Path(), by_domain, "mx.example", lambda tenant: allow_by[tenant or TENANT])
+    mail = MailRecord("1", datetime.now(UTC), Envelope("s@c.example"), facts={"verdict": "spam"})
+    both = Copy(mail, order, "x", tuple(map(settings.of, order)))
+    assert not both.may_read and not both.may_delete
+    assert (may_release(both), may_block(both), may_allow(both)) == ("nothing", "nothing", "nothing")
+    one = Copy(mail, ("x@a.example",), "x", (settings.of("x@a.example"),))
+    assert one.may_read and one.may_delete
+    assert (may_release(one), may_block(one), may_allow(one)) == ("release", "allow", "allow")
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ async def shown(call: Call) -> Response:
 async def preview(call: Call) -> Response:
     """For the frame alone."""
     copy = await copies.of_person(call, call.path["id"])
-    if not copy.settings.users.preview:
+    if not copy.may_read:
         raise copies.not_found(call)
     return HTMLResponse(await call.read_mail(copy.mail.size, lambda: document(html_of(_content(call, copy.mail)))))
 
@@ -98,15 +98,13 @@ async def _done(call: Call, notice: str) -> Response:
 async def details(call: Call, copy: Copy, *, has_text: bool = True) -> dict[str, Any]:
     """What a page shows of one mail."""
     mail, zone = copy.mail, call.sources.settings.clock.zone
-    may_read = copy.settings.users.preview
     reading, has_html, problem = None, False, ""
-    if has_text and may_read:
+    if has_text and copy.may_read:
         try:
             reading, has_html = await call.read_mail(mail.size, _read, call, mail)
         except (BridgeError, OSError):
             problem = call.speak("The mail cannot be read at the moment. Try again later.")
     asked = await call.run(call.sources.requests.of, copy.person, [mail.id])
-    users = copy.settings.users
     return {
         "id": mail.id,
         "subject": shown_text(mail.subject, MAX_SUBJECT) or call.speak("(no subject)"),
@@ -117,15 +115,15 @@ async def details(call: Call, copy: Copy, *, has_text: bool = True) -> dict[str,
         "reason": str(copy.reason),
         "findings": [shown_text(text, MAX_FINDING) for text in in_words(mail.reasons, call.words)],
         "size": mail.size,
-        "may": copies.may_release(call, copy),
+        "may": copies.may_release(copy),
         "is_held": copy.is_held,
         "request": next((request.state for (kind, _, _), request in asked.items() if kind == RELEASE), ""),
-        "may_delete": users.delete,
+        "may_delete": copy.may_delete,
         "may_block": call.sources.lists is not None and copies.may_block(copy) == "allow",
         "may_allow": copies.may_allow(copy) if call.sources.lists is not None else "nothing",
         "may_report": call.sources.feedback is not None,
         "may_be_ham": copies.may_be_ham(copy),
-        "may_read": may_read,
+        "may_read": copy.may_read,
         "reading": reading,
         "has_html": has_html,
         "problem": problem,

@@ -88,7 +88,7 @@ async def _enter(call: Call, link: Link) -> Response:
 def _act_now(call: Call, link: Link, copy: copies.Copy) -> str:
     """The policy may have changed since the digest was sent."""
     if link.act in (Act.RELEASE, Act.REQUEST):
-        return copies.may_release(call, copy)
+        return copies.may_release(copy)
     return str(link.act)
 
 
