@@ -12,10 +12,13 @@ from bridge.runtime import port_owner
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.listening_socket import CannotListen, address_of, bind
 from bridge.testing import free_port
+from tests.requirements import need_ipv6
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0", "::"])
 def test_the_process_that_listens_is_found(host: str) -> None:
+    if host == "::1":
+        need_ipv6()
     with bind(Endpoint(host, 0)) as sock:
         port = address_of(sock).port
         assert port_owner.owners(Endpoint(host, port)) == [os.getpid()]
