@@ -96,3 +96,23 @@ def workbook(records: list[tuple[int, bytes]], password: str, *, is_new: bool) -
         out += stream[at : at + kept] + coded[at + kept : at + 4 + len(data)]
         at += 4 + len(data)
     return ole({"Workbook": out})
+
+
+# What Excel makes of "VelvetSweatshop" (MS-OFFCRYPTO 2.3.7): the key, its hash, and what each byte is combined with.
+XOR_KEY, XOR_HASH = 0xB359, 0x9A0A
+XOR_BYTES = bytes.fromhex("876b9ae21ee305621e699660986e9404")
+
+
+def workbook_in_xor(records: list[tuple[int, bytes]], *, verifier: int = XOR_HASH, is_old: bool = False) -> bytes:
+    """The same, obfuscated as Excel 97 can write it, or as earlier ones do."""
+    about = struct.pack("<HH", XOR_KEY, verifier)
+    first, *rest = records
+    out = b""
+    for kind, data in [first, (0x2F, about if is_old else b"\0\0" + about), *rest]:
+        kept = len(data) if kind in (0x809, 0x2F) else 4 if kind == 0x85 else 0
+        place = len(out) + 4 + len(data)
+        coded = bytes(
+            (byte << 5 | byte >> 3) & 0xFF ^ XOR_BYTES[(place + number) % 16] for number, byte in enumerate(data)
+        )
+        out += struct.pack("<HH", kind, len(data)) + data[:kept] + coded[kept:]
+    return ole({"Book" if is_old else "Workbook": out})

@@ -12,7 +12,7 @@ from bridge.service.analysis.content.unpacking import Budget
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
 from tests.service import encrypted_documents
-from tests.service.encrypted_documents import agile, standard, workbook
+from tests.service.encrypted_documents import agile, standard, workbook, workbook_in_xor
 from tests.service.service_kit import attached
 from tests.service.test_service_document_attacks import score, template
 from tests.service.test_service_documents import ole, tags
@@ -52,6 +52,19 @@ def test_macros_of_an_old_workbook_with_that_password_were_not_read(is_new: bool
     assert tags(workbook(RECORDS, OTHER, is_new=is_new), "a.xls") == {"document:encrypted"}
 
 
+@pytest.mark.parametrize("is_old", [False, True], ids=["Excel 97", "Excel 95"])
+def test_macros_of_an_old_workbook_in_xor_were_not_read(is_old: bool) -> None:
+    """Excel 4 macros in a workbook that was obfuscated with the password of Excel reached the recipient."""
+    found = workbook_in_xor(RECORDS, is_old=is_old)
+    assert {"mime:macro", "office:auto-macro", "office:macro-runs-program"} <= tags(found, "a.xls")
+    assert "document:encrypted" not in tags(found, "a.xls")
+    assert score(found, "a.xls") >= 8
+
+
+def test_a_workbook_in_xor_with_another_password_is_encrypted() -> None:
+    assert tags(workbook_in_xor(RECORDS, verifier=0xFE47), "a.xls") == {"document:encrypted"}
+
+
 def test_a_password_that_is_hashed_without_end_makes_the_mail_incomplete() -> None:
     """The document says how often: ten million rounds would take ten seconds, and there may be many documents."""
     document = agile(b"x", EXCEL, spins=1).replace(b'spinCount="1"', b'spinCount="9999999"')
@@ -65,6 +78,8 @@ def test_damaged_descriptions_do_not_raise(cut: int) -> None:
     xml = b"\4\0\4\0\x40\0\0\0" + b'<keyData keyBits="x"/><p:encryptedKey saltValue="a" hashAlgorithm="SHA9"/>' * 9
     assert not default_password.package(xml[:cut], bytes(40), Budget())
     assert default_password.book(struct.pack("<HH", 0x2F, cut) + b"\1\0\2\0\2\0" + bytes(cut), Budget()) == b""
+    xor = struct.pack("<HHHHHH", 0x2F, 4, encrypted_documents.XOR_KEY, encrypted_documents.XOR_HASH, 0x85, 255)
+    assert len(default_password.book(xor + bytes(cut), Budget())) == len(xor) + cut
 
 
 @pytest.mark.parametrize("bits", ["34359738368", "9" * 30, "-8", "0", "129"])

@@ -2,8 +2,8 @@
 
 Excel and PowerPoint write them if anyone may read a document but a password is needed to change it; attackers write
 them because scanners cannot look into an encrypted document. Both forms of encrypted OOXML are read (MS-OFFCRYPTO
-2.3.4.5 and 2.3.4.10) if `cryptography` is installed, and old workbooks in RC4 (2.3.5 and 2.3.6). All work is charged;
-nothing here raises anything but TooMuch.
+2.3.4.5 and 2.3.4.10) if `cryptography` is installed, and old workbooks in RC4 (2.3.5 and 2.3.6) or obfuscated with XOR
+(2.3.7). All work is charged; nothing here raises anything but TooMuch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _md5, _sha1 = (partial(hashlib.new, name, usedforsecurity=False) for name in ("m
 _PASSWORDS = ("VelvetSweatshop", "/01Hannes Ruescher/01")
 _SPIN_WORK = 100  # for each round in which a password is hashed: about 1 us (3.11)
 _KEY_WORK = 25_000  # for each key and password: two hashes, eight Base64 texts, six short decryptions
-_AES_WORK, _RC4_WORK = 2, 20  # for each byte
+_AES_WORK, _RC4_WORK, _XOR_WORK = 2, 20, 20  # for each byte
 _SPINS = 50_000  # of the older form; the newer one says how many
 _HASHES = ("MD5", "SHA1", "SHA256", "SHA384", "SHA512")
 _DATA, _KEY = "keyData", "encryptedKey"
@@ -38,6 +38,11 @@ _SHORT = 5  # bytes of a key of 40 bits
 _BOOK_BLOCK = 1024  # bytes of a workbook that are encrypted with one key
 _FIRST_RECORDS = 100  # of which one says how the others are encrypted
 _FILE_PASS, _BOUND_SHEET = 0x2F, 0x85
+_XOR, _RC4 = 0, 1  # how a workbook is encrypted, from Excel 97 on
+_BEFORE_EXCEL_97 = 4  # bytes of the record then: only XOR
+_XOR_FILL, _XOR_LENGTH = bytes.fromhex("bbffffbaffffb98000be0f00bf0f00"), 16
+_ROTATED, _KEY_ROTATED = (bytes((byte << count | byte >> 8 - count) & 0xFF for byte in range(256)) for count in (3, 2))
+_RECORD_WORK = 100  # for each record of a workbook
 _NOT_ENCRYPTED = frozenset({0x809, _FILE_PASS, 0xE1, 0x194, 0x195, 0x196, 0x138})  # BOF, InterfaceHdr and the like
 
 
@@ -170,17 +175,25 @@ def _base64(text: str) -> bytes:
 
 
 def book(stream: bytes, budget: Budget) -> bytes:
-    """The records of an old workbook, decrypted; empty if it needs another password, or is not encrypted in RC4."""
+    """The records of an old workbook, decrypted; empty if it is not encrypted, or needs another password."""
     at = 0
     for _ in range(_FIRST_RECORDS):
         if at + 4 > len(stream):
             break
         kind, size = struct.unpack_from("<HH", stream, at)
         if kind == _FILE_PASS:
-            key = _book_key(stream[at + 4 : at + 4 + size])
-            return _records(stream, key, budget) if key is not None else b""
+            return _readable(stream, _decrypted_book(stream, stream[at + 4 : at + 4 + size], budget))
         at += 4 + size
     return b""
+
+
+def _decrypted_book(stream: bytes, about: bytes, budget: Budget) -> bytes:
+    """Every byte of it, whether or not it is encrypted; empty if it needs another password."""
+    kind = _XOR if len(about) == _BEFORE_EXCEL_97 else int.from_bytes(about[:2], "little")
+    if kind == _XOR:
+        return _without_xor(stream, int.from_bytes(about[-2:], "little"), budget)
+    key = _book_key(about) if kind == _RC4 else None
+    return _without_rc4(stream, key, budget) if key is not None else b""
 
 
 class _BookKey(NamedTuple):
@@ -197,8 +210,8 @@ class _BookKey(NamedTuple):
 
 def _book_key(about: bytes) -> _BookKey | None:
     """The record says how keys are made, and has a number with its hash, both encrypted."""
-    kind, major, minor = struct.unpack_from("<HHH", about.ljust(6, b"\0"))
-    for password in _PASSWORDS if kind == 1 else ():
+    major, minor = struct.unpack_from("<HH", about.ljust(6, b"\0"), 2)
+    for password in _PASSWORDS:
         wide = password.encode("utf-16-le")
         if (major, minor) == (1, 1):
             salt, verifier = about[6:22], about[22:54]
@@ -214,16 +227,64 @@ def _book_key(about: bytes) -> _BookKey | None:
     return None
 
 
-def _records(stream: bytes, key: _BookKey, budget: Budget) -> bytes:
-    """The beginning of each record is not encrypted, nor are some records, but all count for the key stream."""
+def _without_rc4(stream: bytes, key: _BookKey, budget: Budget) -> bytes:
     budget.take_work(_RC4_WORK * len(stream))
-    plain = bytearray(
-        b"".join(
-            _rc4(stream[at : at + _BOOK_BLOCK], key.of(at // _BOOK_BLOCK)) for at in range(0, len(stream), _BOOK_BLOCK)
-        )
+    return b"".join(
+        _rc4(stream[at : at + _BOOK_BLOCK], key.of(at // _BOOK_BLOCK)) for at in range(0, len(stream), _BOOK_BLOCK)
     )
-    at = 0
+
+
+def _without_xor(stream: bytes, verifier: int, budget: Budget) -> bytes:
+    """Each byte: the key for it depends on its place in the stream and on the size of its record."""
+    password = _PASSWORDS[0].encode("ascii")  # of Excel; PowerPoint's is longer than any that XOR has
+    if _xor_verifier(password) != verifier:
+        return b""
+    budget.take_work(_XOR_WORK * len(stream))
+    key, rotated = _xor_key(password), stream.translate(_ROTATED)
+    plain, at = [], 0
     while at + 4 <= len(stream):
+        budget.take_work(_RECORD_WORK)
+        size = int.from_bytes(stream[at + 2 : at + 4], "little")
+        plain.append(stream[at : at + 4])
+        at += 4
+        record = rotated[at : at + size]
+        place = (at + size) % len(key)
+        keys = (key * (len(record) // len(key) + 2))[place : place + len(record)]
+        plain.append((int.from_bytes(record, "big") ^ int.from_bytes(keys, "big")).to_bytes(len(record), "big"))
+        at += size
+    return b"".join(plain) + stream[at:]
+
+
+def _xor_verifier(password: bytes) -> int:
+    """MS-OFFCRYPTO 2.3.7.1, in 15 bits."""
+    value = 0
+    for byte in (*reversed(password), len(password)):
+        value = (value << 1 & 0x7FFF | value >> 14) ^ byte
+    return value ^ 0xCE4B
+
+
+def _xor_key(password: bytes) -> bytes:
+    """MS-OFFCRYPTO 2.3.7.2, already rotated as the data is. Sixteen bytes, for a password of fifteen."""
+    mask, end, key = 0x8000, 0xFFFF, 0
+    for byte in reversed(password):
+        for bit in range(8):
+            mask, end = _next_mask(mask), _next_mask(end)
+            key ^= mask if byte >> bit & 1 and bit < 7 else 0
+    low, high = (key ^ end).to_bytes(2, "little")
+    mixed = bytes(byte ^ (high if at % 2 else low) for at, byte in enumerate(password + _XOR_FILL))
+    return mixed[:_XOR_LENGTH].translate(_KEY_ROTATED)
+
+
+def _next_mask(mask: int) -> int:
+    mask = mask << 1 & 0xFFFF | mask >> 15
+    return mask ^ 0x1020 if mask & 1 else mask
+
+
+def _readable(stream: bytes, decrypted: bytes) -> bytes:
+    """The beginning of each record is not encrypted, nor are some records, but all count for the key stream."""
+    plain = bytearray(decrypted)
+    at = 0
+    while plain and at + 4 <= len(stream):
         kind, size = struct.unpack_from("<HH", stream, at)
         kept = 4 + (size if kind in _NOT_ENCRYPTED else 4 if kind == _BOUND_SHEET else 0)
         plain[at : at + kept] = stream[at : at + kept]
