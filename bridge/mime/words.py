@@ -142,8 +142,19 @@ def decoded(raw: bytes, codec: str) -> str:
     elif codec in _TABLES:  # twenty times as fast as the codec itself with bytes that have no meaning (Python 3.11)
         text = codecs.charmap_decode(raw, "strict", _table(codec))[0]
     else:
-        text = raw.decode(codec, "replace")
+        text = _decoded(raw, codec)
     return without_switches(text)
+
+
+def _decoded(raw: bytes, codec: str) -> str:
+    """Python's own codec; `iso2022_jp_2` fails on a character of a set that it does not know (Python 3.11 to 3.14)."""
+    try:
+        return raw.decode(codec, "replace")
+    except RuntimeError:
+        return _OTHER_SET.sub(b"\x1b.A", raw).decode(codec, "replace")
+
+
+_OTHER_SET = re.compile(rb"\x1b\.[^AF]")  # only these two are characters after ESC N (RFC 1554)
 
 
 def whole_characters(text: str) -> str:
@@ -166,7 +177,7 @@ _TABLES = _ONE_BYTE | set(rare_charsets.ONE_BYTE)
 
 
 def decoder(codec: str) -> codecs.IncrementalDecoder | None:
-    """For text in pieces; None if each piece can be decoded on its own."""
+    """For text in pieces; None if each piece can be decoded on its own. It may raise RuntimeError and UnicodeError."""
     if codec in _TABLES or codec in rare_charsets.DECODERS or codec == "latin_1":
         return None
     return codecs.getincrementaldecoder(codec)("replace")

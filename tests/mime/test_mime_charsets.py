@@ -109,6 +109,21 @@ def test_a_plain_subject_is_shown_as_any_other(raw: bytes, shown: str) -> None:
     assert subject_text(raw) == shown
 
 
+OTHER_SETS = [b"\x1b.J\x1bNw", b"\x1b\x1b.J.J\x1bNw", b"\x1b.\x1b.J\x1bNw"]
+
+
+@pytest.mark.parametrize("escapes", OTHER_SETS)
+def test_a_set_of_characters_that_python_does_not_know_stopped_everything(escapes: bytes) -> None:
+    """Python's codec raises RuntimeError, whatever it is told to do about errors."""
+    assert subject_text(b"=?iso-2022-jp-2?b?" + b2a_base64(escapes + b" evil.js", newline=False) + b"?=").endswith(
+        " evil.js"
+    )
+    text = escapes + b"\r\nhttps://evil.example/x\r\n"
+    for charset in (b"iso-2022-jp-2", b"us-ascii"):
+        mail = b"From: a@b.example\r\nContent-Type: text/plain; charset=" + charset + b"\r\n\r\n\x1b$B\x1b(B" + text
+        assert "evil.example" in inspect(mail, Limits()).hosts
+
+
 HIDDEN = '<a href="https://evil.example/x">x</a>'
 UTF_7 = HIDDEN.replace("https://", "+AGgAdAB0AHAAcwA6AC8ALw-").encode()
 

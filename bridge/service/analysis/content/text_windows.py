@@ -81,7 +81,11 @@ def windows(content: Buffer, start: int, end: int, codec: str) -> Iterator[str]:
     rest = ""
     for at in range(start, end, WINDOW):
         raw = content[at : min(at + WINDOW, end)]
-        text = decoder.decode(raw, at + WINDOW >= end) if decoder else words.decoded(raw, codec)
+        try:
+            text = decoder.decode(raw, at + WINDOW >= end) if decoder else words.decoded(raw, codec)
+        except (RuntimeError, UnicodeError):  # an escape sequence that Python does not know, or half of one
+            yield words.decoded(content[start:end], codec)
+            return
         text = rest + words.without_switches(text)
         yield text
         tag = text.rfind("<")
