@@ -242,15 +242,14 @@ class Outbox:
         now = time.time()
         waiting = (_c.sink == sink, _c.is_dead.is_(False))
         is_aside = (_c.next_at > now) & (_c.next_at <= now + LONGEST_ASIDE_S)
+        aside = select(_c.about, func.min(_c.seq).label("seq")).where(*waiting, _IS_ASIDE, is_aside)
+        first = aside.group_by(_c.about).subquery()
+        # Here, and not among the rows that were read: there may be any number of events behind it.
+        is_behind = (first.c.seq < _c.seq).is_(True)
+        found = select(event_outbox).outerjoin(first, first.c.about == _c.about)
         with self._tables.reading() as connection:
-            aside = connection.execute(select(_c.about, _c.seq).where(*waiting, _IS_ASIDE, is_aside)).all()
-            rows = connection.execute(
-                select(event_outbox).where(*waiting, ~is_aside).order_by(_c.seq).limit(count + len(aside))
-            ).all()
-        behind: dict[str, int] = {}
-        for row in aside:
-            behind[row.about] = min(row.seq, behind.get(row.about, row.seq))
-        return [_entry(row) for row in rows if row.seq < behind.get(row.about, row.seq + 1)][:count]
+            rows = connection.execute(found.where(*waiting, ~is_aside, ~is_behind).order_by(_c.seq).limit(count)).all()
+        return [_entry(row) for row in rows]
 
     def settle(self, sink: str, delivered: Sequence[int], failed: Sequence[Failed], problem: str) -> None:
         """Record the result of one round: remove what was delivered, postpone or bury what was not."""

@@ -84,6 +84,15 @@ def test_an_event_waits_behind_one_about_the_same_mail(outbox: Outbox) -> None:
     assert [(one.seq, one.attempts) for one in outbox.due("s", 9)] == [(first.seq, 1), (second.seq, 0), (third.seq, 0)]
 
 
+def test_many_events_behind_one_that_was_set_aside_stopped_all_others(outbox: Outbox) -> None:
+    """More than a batch of them: each recipient of a mail had it released, or a scanner host went up and down."""
+    outbox.add([entry(about="m1") for _ in range(9)] + [entry(about="m2") for _ in range(3)], {"s": ROOMY})
+    first, *_ = outbox.due("s", 1)
+    outbox.settle("s", [], [Failed(first.seq, "no", next_at=time.time() + 60)], "no")
+    assert [one.about for one in outbox.due("s", 2)] == ["m2", "m2"]
+    assert [one.about for one in outbox.due("s", 9)] == ["m2", "m2", "m2"]
+
+
 def test_an_event_set_aside_by_a_clock_that_was_ahead_waited_for_that_time(outbox: Outbox) -> None:
     """And with it all later events about the same mail: perhaps for years."""
     outbox.add([entry(about="m1"), entry(about="m2"), entry(about="m1")], {"s": ROOMY})
