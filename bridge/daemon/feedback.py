@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 5.0
 _RETRY_S = 30.0  # without feedback.rspamd, which may have been removed by mistake
 COUNTED = (ReportState.LEARNED, ReportState.KNOWN, ReportState.NOTED, ReportState.REFUSED)
-_MAX_PROBLEMS = 3  # a turn ends after this many mails that cannot be learned now
+_MAX_PROBLEMS = 3  # a turn ends after this many mails that cannot be learned now, and the next one goes on behind them
 _PER_TURN = 200  # mails that are learned before we look at the configuration again
 
 Rows = Iterable[tuple[tuple[str, ...], float]]
@@ -45,6 +45,7 @@ class Feedback:
         self.totals = Totals({})
         self.problem = ""
         self._not_before = 0.0
+        self._place: tuple[float, str, str] | None = None  # where the next turn begins; None: with the oldest report
         self._store: ReportStore | None = None
         self._stored_by: Config | None = None  # the configuration that the store belongs to
         metrics.reports.read = self._rows
@@ -85,7 +86,7 @@ class Feedback:
     def _work(self, conf: Config, state: Path) -> None:
         if self._store is None or self._stored_by is not conf:
             self.close()
-            self._store, self._stored_by = feedback_wiring.report_store(conf, state), conf
+            self._store, self._stored_by, self._place = feedback_wiring.report_store(conf, state), conf, None
         store = self._store
         self.totals = store.totals()
         if not self.totals.waiting:
@@ -99,7 +100,8 @@ class Feedback:
         if learners is None:
             self._fail(conf, "feedback.rspamd and feedback.scanner are no longer configured")
             return
-        place, problems = None, 0
+        place, problems, is_from_oldest = self._place, 0, self._place is None
+        self._place = None
         for _ in range(_PER_TURN):
             found = store.next_waiting(place)
             if found is None:
@@ -111,13 +113,14 @@ class Feedback:
                 self._fail(conf, str(exc))
                 problems += 1
                 if problems == _MAX_PROBLEMS:
+                    self._place = place
                     break
                 continue
             if result is ReportState.REFUSED:
                 log.info("feedback: %s: %s", waiting.mail, text)
             store.finish(waiting.mail, waiting.person, waiting.kind, result)
             _note(conf, state, waiting, result)
-        if not problems:
+        if is_from_oldest and not problems:
             self._recover()
 
     def _fail(self, conf: Config, problem: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ import pytest
 
 from bridge.cli.reporting import ReportedMail, Reporter
 from bridge.config.model import Config
-from bridge.daemon.feedback import _learned
+from bridge.daemon.feedback import Feedback, _learned
 from bridge.feedback import store as report_store
 from bridge.feedback.learners import Learners
 from bridge.feedback.report import LearnableMail, ReportKind, ReportState
 from bridge.feedback.rspamd_learning import Learning, LearningRefused, LearningSettings, LearningUnavailable
-from bridge.feedback.store import ReportStore, Waiting
+from bridge.feedback.store import FILE, ReportStore, Waiting
 from bridge.mail.message import Message
+from bridge.observe.metrics import Metrics
 from bridge.runtime import yaml_file
 from bridge.runtime.database import Database
 from bridge.runtime.endpoints import Endpoint
@@ -34,18 +35,19 @@ MAIL = b"Subject: hello\r\n\r\nhello\r\n"
 
 
 class Controller:
-    """A server in place of rspamd's controller; `status` and `body` are its answer."""
+    """A server in place of rspamd's controller; `status` and `body` are its answer. It fails on mail with `poison`."""
 
     def __init__(self, port: int = 0) -> None:
         self.asked: list[tuple[str, bytes, str | None]] = []
         self.status, self.body = 200, b'{"success": true}'
+        self.poison = b"\0"
         own = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 content = self.rfile.read(int(self.headers["Content-Length"]))
                 own.asked.append((self.path, content, self.headers.get("Password")))
-                self.send_response(own.status)
+                self.send_response(500 if own.poison in content else own.status)
                 self.send_header("Content-Length", str(len(own.body)))
                 if own.status == 302:
                     self.send_header("Location", "/learnham")
@@ -346,3 +348,23 @@ def test_a_full_disk_kept_all_other_reports_from_being_learned() -> None:
         _learned(FullDisk(), waiting, is_last=False)
     state, text = _learned(FullDisk(), waiting, is_last=True)
     assert state is ReportState.REFUSED and "No space left" in text
+
+
+def test_three_mails_that_could_not_be_learned_kept_all_other_reports_from_being_learned(tmp_path: Path) -> None:
+    """Each turn began with them, and ended after the third, until `feedback.retention` had passed."""
+    with controller() as rspamd, closing(ReportStore(Database.file(tmp_path / FILE), 86400)) as store:
+        rspamd.poison = b"poison"
+        for number in range(8):
+            store.begin(f"M{number}", "anna", ReportKind.SPAM)
+            store.wait(f"M{number}", "anna", ReportKind.SPAM, MAIL if number in (3, 7) else b"poison\r\n")
+        conf, feedback = configured(tmp_path, rspamd.url), Feedback(tmp_path, Metrics(), lambda: True)
+        learned = []
+        for _ in range(4):  # the last turn begins with the oldest again
+            feedback._learn_waiting(conf, tmp_path, store)
+            learned.append(store.totals().counts.get((ReportKind.SPAM, ReportState.LEARNED), 0))
+            assert feedback.problem
+        assert learned == [0, 1, 2, 2] and store.totals().waiting == 6
+        rspamd.poison = b"\0"
+        while store.totals().waiting:
+            feedback._learn_waiting(conf, tmp_path, store)
+        assert not feedback.problem
