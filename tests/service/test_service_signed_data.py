@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import random
 import shutil
 import subprocess
+import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -28,7 +31,7 @@ from tests.service.container_kit import (
     tarred,
     unending,
 )
-from tests.service.service_kit import EICAR, zipped
+from tests.service.service_kit import EICAR, attached, zipped
 
 
 def smime_tags(der: bytes, *kind: str) -> set[str]:
@@ -148,3 +151,52 @@ def test_the_name_of_a_signed_file_was_not_checked() -> None:
     assert "mime:executable" in tags(content, "invoice.js.p7m."), "Windows removes the dot at the end"
     assert "mime:executable" in tags(zipped(("invoice.js.P7M", content)), "a.zip")
     assert "mime:executable" not in tags(content, "invoice.txt.p7m")
+
+
+def noise(size: int) -> bytes:
+    return zlib.compress(random.Random(size).randbytes(size))
+
+
+INVOICE = b'<?xml version="1.0"?>\r\n<p:Invoice xmlns:p="urn:a"><Text>One: two</Text>'
+BASE64_LINES = base64.encodebytes(noise(90_000)).replace(b"\n", b"\r\n")
+SIGNED_FILES = {
+    "contract.pdf.p7m": b"%PDF-1.7\r\n%\xb5\xb5\r\n1 0 obj\r\n<</Length 1>>stream\r\n"
+    + noise(900_000)
+    + b"\r\nendstream",
+    "contract.docx.p7m": zipped(("[Content_Types].xml", b"<Types/>"), ("word/document.xml", b"<a/>" + noise(90_000))),
+    "photo.jpg.p7m": b"\xff\xd8\xff\xe0" + noise(300_000),
+    "IT01234567890_00001.xml.p7m": INVOICE + b"<Line><Text>One: two</Text></Line>" * 9000 + b"</p:Invoice>",
+    "IT01234567890_00002.xml.p7m": INVOICE + b"<Attachment>" + BASE64_LINES + b"</Attachment></p:Invoice>",
+    "letter.txt.p7m": b"Good morning: this is a letter\r\n\r\nhttps://a.example/\r\n" * 50,
+}
+
+
+@pytest.mark.parametrize("kind", ["application/octet-stream", "application/pkcs7-mime"])
+@pytest.mark.parametrize("name", SIGNED_FILES)
+def test_signed_documents_and_invoices_were_read_as_mails(name: str, kind: str) -> None:
+    """In Italy, contracts and invoices are signed in this way. They were not delivered: a limit was reached."""
+    start = time.process_time()
+    found = inspect(attached(cms(element(4, SIGNED_FILES[name])), name, kind), Limits())
+    assert not found.limits and found.tags <= {"mime:ambiguous:undeclared-parts"}
+    assert time.process_time() - start < 10
+    assert found.hosts == ({"a.example"} if name.startswith("letter") else set())
+
+
+UUENCODED = b"\r\nbegin 644 eicar.com\r\n" + b"".join(
+    binascii.b2a_uu(EICAR[at : at + 45]).replace(b"\n", b"\r\n") for at in range(0, len(EICAR), 45)
+)
+PARTS = b"Content-Type: multipart/mixed; boundary=b\r\n\r\n--b\r\nContent-Transfer-Encoding: base64\r\n\r\n"
+SIGNED_MAILS = {
+    "a file in the text of a mail": b"Subject: x\r\n\r\nHello\r\n" + UUENCODED + b"`\r\nend\r\n",
+    "fields after another beginning": b"%PDF-1.7\r\n" + PARTS + base64.b64encode(EICAR) + b"\r\n--b--\r\n",
+    "fields with NULs": PARTS.replace(b"ent-T", b"ent\0-T") + base64.b64encode(EICAR) + b"\r\n--b--\r\n",
+    "signed twice": cms(OCTETS),
+    "an archive": zipped(("eicar.com", EICAR)),
+    "Base64 alone": base64.encodebytes(zipped(("eicar.com", EICAR + bytes(500)))),
+}
+
+
+@pytest.mark.parametrize("form", SIGNED_MAILS)
+def test_whatever_a_program_finds_in_signed_data_is_read(form: str) -> None:
+    assert "malware:eicar" in smime_tags(cms(element(4, SIGNED_MAILS[form])))
+    assert "malware:eicar" in tags(cms(element(4, SIGNED_MAILS[form])), "contract.pdf.p7m")

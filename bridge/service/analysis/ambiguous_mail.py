@@ -144,7 +144,8 @@ class AmbiguityInspector(FileInspector):
     def guess(self, content: bytes, is_decoded: bool, nesting: int) -> None:
         """An object that some program finds. Its name and type are in doubt, so only its bytes count."""
         if is_decoded and file_types.is_text(content):
-            self.text(content, 0, len(content), ANY_TEXT, nesting)
+            words_only = base64_text.without_base64(content)  # in which there are many "//"
+            self.text(words_only, 0, len(words_only), ANY_TEXT, nesting)
         if is_decoded and nesting < self.budget.depth:
             self.hidden(content, nesting + 1, is_text=False)
         self.guessed_file(content, nesting)

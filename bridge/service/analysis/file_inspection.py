@@ -471,10 +471,14 @@ class FileInspector(ABC):
     def signed_message(self, message: bytes, stems: Collection[str], nesting: int) -> None:
         self.show(message, ())
         self.signatures(message)
-        self.enclosed(message, nesting)
         if stems:
             self.names(stems, "", message)
             self.file(message, stems, nesting + 1)
+        if readings.may_be_mail(message.replace(b"\0", b"")):
+            self.enclosed(message, nesting)
+            return
+        with self.in_doubt(is_in_text=False):  # a document: `invoice.pdf.p7m`; a mail program shows it as text
+            self.guess(message, True, nesting)
 
     def enclosed(self, content: bytes, nesting: int) -> None:
         if nesting >= self.budget.depth:
