@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.limits import Limits
 from tests.service.container_kit import SCRIPT, ZIP, attribute, extracted, prop, tags, winmail
+from tests.service.service_kit import attached
 
 DECOY = prop(0x37010102, b"harmless text")
 NAMED = (
@@ -71,3 +74,24 @@ def test_winmail_dat_with_overlapping_properties_is_bounded() -> None:
     step = struct.pack("<III", 0x37010102, 1, 1_000_000)
     found = tags(winmail(step * 90_000), "winmail.dat")
     assert found & {"limit:archive-work", "limit:archive-size", "limit:archive-members"}
+
+
+STREAM = b"".join(b'\1\2\3\4\5="//%x\xe9\xe8.a<\x0e\x0f' % number for number in range(6000))  # as if compressed
+PDF = (
+    b"%PDF-1.7\r\n%\xb5\xb5\xb5\xb5\r\n"
+    + b"1 0 obj\r\n<</Type/Catalog/Pages 2 0 R/Lang(en)>>\r\nendobj\r\n" * 25
+    + STREAM
+)
+
+
+def test_a_pdf_document_in_winmail_dat_was_read_as_the_text_of_a_mail() -> None:
+    """Its first kilobyte is text, and its other bytes were thousands of odd hosts: a limit was reached."""
+    found = inspect(attached(winmail(data=PDF, title=b"a.pdf\0"), "winmail.dat", "application/ms-tnef"), Limits())
+    assert not found.limits and not found.hosts
+
+
+@pytest.mark.parametrize("rest", [b"", bytes(range(32)) * 200], ids=["text", "control characters"])
+def test_a_text_in_winmail_dat_that_begins_as_a_pdf_document_keeps_its_links(rest: bytes) -> None:
+    body = b"%PDF-1.7\r\n" + b"text\r\n" * 300 + b"https://evil.example/x " + rest
+    found = inspect(attached(winmail() + attribute(0x0002800C, body, 1), "winmail.dat"), Limits())
+    assert "evil.example" in found.hosts

@@ -18,6 +18,7 @@ from bridge.mime.structure import Part, TooMuch
 from bridge.service.analysis.content import (
     apple_files,
     archives,
+    binary_links,
     calendar_files,
     documents,
     file_types,
@@ -51,6 +52,7 @@ INLINE_WORK = 1024 * 1024  # of `Budget`: a few milliseconds
 # Office documents list the types of the files in them. One may be a page in the form of a mail, whatever its name is.
 OFFICE_FILE, CONTENT_TYPES = "office-file", b"[content_types].xml"
 MAY_HAVE_MAIL = frozenset({"openpgp", OFFICE_FILE})
+MAY_HAVE_TEXT = frozenset({"openpgp", "tnef"})  # of the mail itself
 
 # A text in an archive that mail programs show. The detection of phishing treats it as attached.
 SHOWN_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
@@ -346,12 +348,13 @@ class FileInspector(ABC):
             (kind in MAY_HAVE_MAIL or recognition.may_be_mail_name(member.names)) and readings.begins_like_mail(content)
         ):
             self.enclosed(content, nesting)
-        elif (
-            (kind in ("openpgp", "tnef") and file_types.is_text(content))
-            or recognition.is_page(member.names)
-            or recognition.is_html(content)
-        ):
+        elif recognition.is_page(member.names) or recognition.is_html(content):
             self.text(content, 0, len(content), SHOWN_TEXT, nesting)  # else a page would hide its links in an archive
+        elif kind in MAY_HAVE_TEXT and file_types.is_text(content):
+            if file_types.is_binary(content):  # as text, its bytes would be thousands of odd hosts
+                self.linked(binary_links.links(content, self.budget))
+            else:
+                self.text(content, 0, len(content), SHOWN_TEXT, nesting)
         self.wrapped(content, member.names, nesting)
         self.opened(content, member.names, nesting + 1)
         self.opaque -= member.is_disputed

@@ -114,8 +114,17 @@ def is_noise(content: bytes) -> bool:
 
 def is_text(content: bytes) -> bool:
     """Whether it may be text, in any charset: nearly none of its first bytes are control characters."""
-    start = content[:1024].replace(b"\0", b"")
-    return len(start.translate(None, _NOT_CONTROL)) * 32 <= len(start)
+    return _has_few_controls(content[:1024])
+
+
+def is_binary(content: bytes) -> bool:
+    """Whether it is a file of a known type, and not text, even if its first bytes are: as of most PDF documents."""
+    return bool(family_of(content)) and not _has_few_controls(content)
+
+
+def _has_few_controls(content: bytes) -> bool:
+    content = content.replace(b"\0", b"")
+    return len(content.translate(None, _NOT_CONTROL)) * 32 <= len(content)
 
 
 def extension_of(name: str) -> str:
