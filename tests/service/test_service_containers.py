@@ -87,6 +87,28 @@ def test_an_xz_file_that_needs_more_memory_than_we_allow_was_called_clean(tmp_pa
     assert decision(bytes(content)) == "undecided"
 
 
+def lzma_asking_for_memory(text: bytes) -> bytes:
+    """Its header asks for a dictionary of 2 GiB."""
+    content = lzma.compress(text, lzma.FORMAT_ALONE)
+    return content[:1] + b"\0\0\0\x80" + content[5:]
+
+
+def test_a_picture_that_begins_like_lzma_was_not_delivered() -> None:
+    """A metafile (EMF) whose header has 128 bytes, as the office programs of WPS write it."""
+    picture = struct.pack("<10I4s", 1, 128, 42, 0, 100, 75, 0, 0, 2540, 2293, b" EMF") + bytes(range(256)) * 40
+    assert tags(picture, "image1.emf") == set()
+    document = zipped(("[Content_Types].xml", b"<Types/>"), ("word/media/image1.emf", picture))
+    assert decision(document, "a.docx") == "deliver"
+
+
+def test_lzma_is_read_with_as_much_memory_as_we_allow(tmp_path: Path) -> None:
+    content = lzma_asking_for_memory(EICAR + bytes(4000))
+    assert any(EICAR in found for found in extracted("7z", content, "a.lzma", tmp_path).values())
+    assert "malware:eicar" in tags(content, "a.lzma")
+    assert "malware:eicar" in tags(lzma.compress(b"one", lzma.FORMAT_ALONE) + content, "a.lzma"), "a second stream"
+    assert "limit:archive-memory" in tags(lzma_asking_for_memory(bytes(97 << 20))[:-20], "a.lzma")
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -38,6 +38,7 @@ GZIP_LEVELS = (b"\0", b"\2", b"\4")  # 7-Zip opens no others
 _USUAL_FLAGS = 1 | 4 | 8 | 16  # of gzip: text, an extra field, a name, a comment; but no checksum of the header
 _OLDER = (b"\x1f\x9d", b"\x1f\x9e", b"\x1f\xa0", b"\x1f\x1e")  # what `gunzip` reads too: compress, LZH, pack
 _LZMA_HEAD = 14  # bytes
+_LZMA_DICTIONARY = 3 << 25  # bytes: of the sizes that liblzma accepts, the largest within MAX_MEMORY
 _LZMA_DEFAULT = b"]\0\0"  # the usual parameters: enough for The Unarchiver, whatever the sizes are
 _XZ_START, _XZ_END = 12, 12  # bytes around the blocks and the index
 _MANY_BLOCKS = 1000  # `xz` writes one for 24 MiB or more, unless it is told otherwise
@@ -278,13 +279,27 @@ def lzma_members(content: bytes, names: Collection[str], budget: Budget) -> Iter
     """One file: 7-Zip reads on as long as a header follows a stream."""
     budget.take_member()
     start = 0 if is_lzma(content[:_LZMA_HEAD]) or not is_lzma86(content) else 1
-    found = [decode(new_lzma, content, start, budget)]
+    found = [_lzma_stream(content, start, budget)]
     while found[-1].is_whole and _is_lzma_header(content, found[-1].end + start):
         budget.take_member()  # a large dictionary takes time
-        found.append(decode(new_lzma, content, found[-1].end + start, budget))
+        found.append(_lzma_stream(content, found[-1].end + start, budget))
     yield Member(_stems(names, ".lzma", ".lzma86"), b"".join(one.content for one in found), is_disputed=True)
     if not found[-1].is_whole:
         raise BadArchive if found[-1].is_refused else CutOff
+
+
+def _lzma_stream(content: bytes, at: int, budget: Budget) -> Decoded:
+    """With as much memory as we allow, if the header asks for more: other files begin like that, such as EMF pictures.
+
+    Raises TooMuch if more would be needed.
+    """
+    if int.from_bytes(content[at + 1 : at + 5], "little") <= _LZMA_DICTIONARY:
+        return decode(new_lzma, content, at, budget)
+    smaller = content[at : at + 1] + _LZMA_DICTIONARY.to_bytes(4, "little") + content[at + 5 :]
+    found = decode(new_lzma, smaller, 0, budget)
+    if not found.is_whole and len(found.content) >= _LZMA_DICTIONARY:
+        raise TooMuch("archive-memory")
+    return replace(found, end=at + found.end)
 
 
 def new_lzma() -> Decoder:
