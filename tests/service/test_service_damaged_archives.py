@@ -210,3 +210,16 @@ def test_a_document_with_pieces_of_an_archive_in_it_counted_as_damaged() -> None
     content = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(504) + archive[:4096] + b"\xff" * 512 + archive[4096:]
     assert "mime:broken-archive" not in tags(content, "a.msg")
     assert decision(content, "a.zip") != "deliver"
+
+
+@pytest.mark.parametrize("line_end", ["&#xA;", "&#10;", "&#13;&#10;"])
+def test_word_documents_with_drawings_in_base64_were_held(line_end: str) -> None:
+    """Each drawing is an archive in an attribute. Its first line was read as another one, which is cut off."""
+    drawing = zipped(("[Content_Types].xml", b"<Types/>"), ("drs/shapexml.xml", NOISE[:2000]))
+    lines = base64.encodebytes(drawing).decode().rstrip("\n").replace("\n", line_end)
+    text = f'<?xml version="1.0"?><w:document><w:t>location</w:t><v:shape o:gfxdata="{lines}"/></w:document>'
+    document = zipped(("[Content_Types].xml", b"<Types/>"), ("word/document.xml", text.encode()))
+    assert tags(document, "a.docx") == set()
+    evil = zipped(("[Content_Types].xml", b"<Types/>"), ("evil.txt", TEXT))
+    text = text.replace(lines, base64.encodebytes(evil).decode().rstrip("\n").replace("\n", line_end))
+    assert "malware:eicar" in tags(zipped(("word/document.xml", text.encode())), "a.docx")

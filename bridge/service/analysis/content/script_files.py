@@ -115,7 +115,8 @@ def _with_attributes(page: str) -> list[str]:
     if "srcdoc" in lower:
         return [page, *page_text.inner_pages(page)]
     if "&#" in page or "javascript:" in lower or _HANDLER.search(lower):
-        return list(dict.fromkeys((page, references.unescaped(page))))
+        # First with all lines of Base64, which may end in references: those before the first one are a piece of them.
+        return list(dict.fromkeys((references.unescaped(page), page)))
     return [page]
 
 
