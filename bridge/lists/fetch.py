@@ -14,6 +14,7 @@ import fcntl
 import json
 import logging
 import os
+import random
 import ssl
 import sys
 import time
@@ -34,6 +35,10 @@ from bridge.matching.match import DOMAIN, NETWORK, SENDER
 from bridge.matching.table import BadTable, TableMaker
 from bridge.runtime.early_signals import ignore_hangup
 from bridge.runtime.suggestion import did_you_mean
+
+# A list that does not end is named, and the next one is fetched, before the daemon ends the program after an hour.
+_LONGEST_S = 1800.0
+_dice = random.Random()  # noqa: S311 - nothing secret
 
 KINDS = (SENDER, DOMAIN, NETWORK)  # all that MAIL and RCPT can be matched against
 _LOWER_PRIORITY = 10
@@ -63,10 +68,11 @@ async def refresh(job: Job) -> Problems:
 
 
 async def _fetch_all(job: Job) -> Problems:
+    """In random order: a list or tenant that always fails must not come before the same others each time."""
     problems: Problems = {}
     async with ListClient(job.settings) as client:
-        scopes = await scopes_of(client, job.wanted)
-        for due in job.due:
+        scopes = await scopes_of(client, _in_random_order(job.wanted))
+        for due in _in_random_order(job.due):
             try:
                 await _fetch(client, job.directory, due, kind_of(due, scopes))
             except ListsUnavailable as exc:
@@ -75,6 +81,10 @@ async def _fetch_all(job: Job) -> Problems:
             except ListsError as exc:
                 problems[str(due)] = exc
     return problems
+
+
+def _in_random_order(wanted: tuple[Wanted, ...]) -> list[Wanted]:
+    return _dice.sample(wanted, len(wanted))
 
 
 Scopes = Mapping[str | None, dict[str, ListFileInfo] | ListsError]
@@ -209,7 +219,7 @@ def _load(text: str) -> Job:
         tls.minimum_version = ssl.TLSVersion.TLSv1_2
     retry = RetrySettings(patience_s=given["patience_s"])
     return Job(
-        ListSettings(url, given["api_key"], tls, retry=retry, other_urls=tuple(others)),
+        ListSettings(url, given["api_key"], tls, longest_s=_LONGEST_S, retry=retry, other_urls=tuple(others)),
         Path(given["ca_file"]) if given["ca_file"] else None,
         Path(given["directory"]),
         tuple(Wanted(*fields) for fields in given["wanted"]),

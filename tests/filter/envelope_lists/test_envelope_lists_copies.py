@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,7 +14,9 @@ from click.testing import CliRunner
 
 from bridge.cli.lists.command import lists as lists_command
 from bridge.config.model import Config
+from bridge.lists import fetch
 from bridge.lists.copies import Copies, Wanted
+from bridge.lists.retry import RetrySettings
 from bridge.matching import table
 from bridge.matching.table import BadTable, Table, TableMaker
 from bridge.runtime import yaml_file
@@ -175,6 +178,32 @@ def test_a_refresh_that_fails_says_why_and_leaves_the_copy(tmp_path, answer, cod
         copies.want([Wanted("large")])
         copies.look()
         assert copies.get("large", None).table.about.count == 1
+
+
+@pytest.mark.parametrize("tenant", [None, TENANT])
+def test_one_list_that_could_not_be_fetched_kept_the_others_from_being_fetched(tmp_path, tenant):
+    """Or one tenant. Each refresh began with it, and ended there: a service that fails uses up the patience."""
+    broken = Wanted("broken" if tenant is None else "first", tenant)
+    wanted = (broken, Wanted("first"), Wanted("second"))
+    infos = [{"listName": name, "listInfo": {"category": "sender"}} for name in ("broken", "first", "second")]
+
+    def answer(seen):
+        if seen.body.get("tenantUid") == TENANT or seen.body.get("listName") == "broken":
+            return http(500)
+        return http(200, {"listFileInfos": infos}) if seen.operation == "getLists" else whole("bad@sender.example")
+
+    def due() -> tuple[Wanted, ...]:
+        return tuple(each for each in wanted if not (copies / each.file_name).exists())
+
+    (copies := tmp_path / "lists").mkdir()
+    with misbehaving(tmp_path, answer) as server:
+        settings = server.settings(retry=RetrySettings(patience_s=0.0))
+        for _ in range(100):
+            problems = asyncio.run(fetch.refresh(fetch.Job(settings, None, copies, wanted, due())))
+            assert str(broken) in problems
+            if len(due()) == 1:
+                break
+    assert due() == (broken,)
 
 
 def test_a_reload_can_add_and_remove_lists(service, tmp_path):
