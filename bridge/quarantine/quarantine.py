@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -45,6 +46,8 @@ _INDEX_S = 5.0  # how long a reply may wait for the index, whatever the database
 _index_threads = Threads("quarantine-index")
 _BATCH = 50  # records added to the index per transaction
 _SHARED_AGE_S = 60.0  # of a count that another bridge made, for the quota
+_MAX_FAILED, _NAMED = 20, 3  # mails that a purge cannot remove before it gives up, and that it names
+_dice = random.Random()  # noqa: S311 - so that these are not the same each time; nothing secret
 _AT_START = 1000  # records added before the first client is served; takes a few tenths of a second
 
 
@@ -125,10 +128,11 @@ class Quarantine:
         """
 
         def work() -> int:
-            removed = len(self.purge_now(older_than_s, guard))
-            if self.is_remote:
-                self._store.clean()
-            return removed
+            try:
+                return len(self.purge_now(older_than_s, guard))
+            finally:
+                if self.is_remote:
+                    self._store.clean()
 
         upkeep = self._upkeep
         return await _in_thread(lambda stop: work() if upkeep is None else upkeep.run(work, every_s), math.inf)
@@ -259,21 +263,32 @@ class Quarantine:
         self._refresh_index(mail_id)
 
     def purge_now(self, older_than_s: float, guard: PurgeGuard | None = None) -> list[str]:
-        """Remove mail older than this, unless it is being released; return the ids. Raises StoreError."""
+        """Remove mail older than this, unless it is being released; return the ids.
+
+        Raises StoreError. If that is about single mails, the others have been removed: no mail keeps all others.
+        """
         oldest = time.time() - older_than_s
         removed: list[str] = []
+        failed: list[str] = []
         listing = self._store.listing()
         if guard is not None:
             guard.check([listed.kept_at for listed in listing.values()], oldest)
-        for mail_id in [mail_id for mail_id, listed in listing.items() if listed.kept_at < oldest]:
+        old = [mail_id for mail_id, listed in listing.items() if listed.kept_at < oldest]
+        for mail_id in _dice.sample(old, len(old)):
             try:
                 with self.lock(mail_id):
                     self._store.remove(mail_id)
                 removed.append(mail_id)
             except (MailNotFound, MailLocked):
                 pass
+            except StoreError as exc:
+                failed.append(f"{mail_id}: {exc}")
+                if len(failed) == _MAX_FAILED:  # the store itself fails
+                    break
         self._quota.recount()
         self._repair_index(gently=True)
+        if failed:
+            raise StoreError("; ".join(failed[:_NAMED]))
         return removed
 
     def sync(self, index: Index, at_most: int | None = None, *, gently: bool = False) -> None:

@@ -292,3 +292,17 @@ async def test_purge_removes_old_mail_and_only_that(tmp_path: Path) -> None:
     assert await quarantine.purge(50) == 1
     assert files(tmp_path) == [f"{new.id}.eml", f"{new.id}.json"]
     assert await quarantine.purge(50) == 0
+
+
+async def test_one_mail_that_could_not_be_removed_kept_all_others_from_being_removed(tmp_path: Path) -> None:
+    """Its file had been put there by somebody else, or the disk could not read it: every purge ended there."""
+    quarantine = Quarantine(tmp_path)
+    for _ in range(9):
+        await quarantine.keep(tx := mail(), HEAD, {})
+        os.utime(tmp_path / f"{tx.id}.json", (0, 0))
+    odd = quarantine.ids()[0]
+    (tmp_path / f"{odd}.eml").unlink()
+    (tmp_path / f"{odd}.eml").symlink_to("/dev/null")
+    with pytest.raises(StoreError, match=odd):
+        await quarantine.purge(3600)
+    assert quarantine.ids() == [odd]
