@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bridge.history.entry import LaterEvent, MailEntry
-from bridge.history.query import CANCELLED, HistoryQuery
+from bridge.history.query import CANCELLED, HistoryQuery, client_address
 from bridge.history.store import HistoryReader
 from bridge.mail.action import Action
 from bridge.mail.address import comparable_address
@@ -143,6 +143,7 @@ def _before(store: HistoryReader, first: MailEntry) -> list[MailEntry]:
     deferred = Action.TEMPFAIL.value
     query = HistoryQuery(
         sender=first.row.sender,
+        client=client_address(first.row.client),  # here, too: others may have sent much more with this sender
         action=deferred,
         stage="mail",
         until=first.row.at,

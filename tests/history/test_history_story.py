@@ -147,6 +147,14 @@ def test_deferrals_at_mail_of_the_same_client_come_before(store: SqliteHistory) 
     assert "deferred once at MAIL for this sender, perhaps with this mail. It received: 451 4.3.2 full" in said
 
 
+def test_deferrals_of_other_clients_hid_those_of_the_same_client(store: SqliteHistory) -> None:
+    """Only so many were read, and anybody can name this sender at MAIL."""
+    early = DEFERRED | {"id": "", "stage": "mail", "message_id": "", "recipients": ""}
+    add(store, mail(1, **early), *(mail(2 + n, **early | {"client": "192.0.2.99"}) for n in range(60)), mail(99))
+    [found] = gather(store.find(HistoryQuery(what="ID0099")))
+    assert [entry.row.at for entry in whole(store, found).before] == [NOON + 1]
+
+
 def test_the_search_never_repeats_a_mail(store: SqliteHistory) -> None:
     """Summed refusals have no id, and share their time."""
     early = {"id": "", "stage": "connect", "message_id": "", "sender": "", "recipients": ""}
