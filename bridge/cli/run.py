@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import click
 
 from bridge.cli.config_option import config_option, fail_config, load_or_exit
 from bridge.cli.single_values import Command
-from bridge.cli.terminal import say_lines
+from bridge.cli.terminal import CannotPrint, discard_output, say_lines
 from bridge.errors import BridgeError, ConfigError
 from bridge.runtime.build import log_start
 from bridge.runtime.early_signals import EarlySignals
@@ -134,9 +133,8 @@ def _welcome(conf: Config) -> None:
         lines += ["", "Try it in another terminal:", *_examples(host, port)]
     try:
         say_lines("\n".join([*lines, "", ""]))
-    except OSError:  # a full disk, a closed pipe: mail matters more
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    except (CannotPrint, BrokenPipeError):  # a full disk, a closed pipe: mail matters more
+        discard_output()
 
 
 def _examples(host: str, port: int) -> list[str]:

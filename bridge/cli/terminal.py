@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -22,31 +25,68 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+class CannotPrint(click.ClickException):
+    """Standard output cannot be written, for example because the disk is full."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        say(self.message, err=True)
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """For what writes to standard output itself. Raises CannotPrint.
+
+    A closed pipe remains a BrokenPipeError: its reader needs no more, and click exits quietly.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        discard_output()
+        raise CannotPrint(f"cannot write to standard output: {exc.strerror}") from exc
+
+
+def discard_output() -> None:
+    """From now on; otherwise, flushing the buffer at exit would fail again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+
+
 def say(line: str = "", *, err: bool = False) -> None:
-    """One line."""
-    click.echo(visible(line), err=err)
+    """One line. Raises CannotPrint, as do all functions that write here."""
+    _write(visible(line), err=err)
 
 
 def say_lines(text: str, *, err: bool = False) -> None:
     """Several lines that we divided ourselves; text from outside must not contain line feeds."""
-    click.echo(visible_lines(text), err=err, nl=text[-1:] not in ("", "\n"))
+    _write(visible_lines(text), err=err, nl=text[-1:] not in ("", "\n"))
 
 
 def say_cells(*cells: str) -> None:
     """One line of cells separated by tabs, for scripts."""
-    click.echo("\t".join(map(visible, cells)))
+    _write("\t".join(map(visible, cells)))
 
 
 def say_csv(*cells: str) -> None:
     """One row for a spreadsheet."""
     from bridge.runtime.csv_row import csv_row  # only a few commands need it
 
-    click.echo(csv_row(*cells), nl=False)
+    _write(csv_row(*cells), nl=False)
 
 
 def say_json(data: object, indent: int | None = None) -> None:
     """An object for programs. JSON in ASCII contains no character that acts on a terminal, except DEL."""
-    click.echo(json.dumps(data, indent=indent).replace("\x7f", "\\u007f"))
+    _write(json.dumps(data, indent=indent).replace("\x7f", "\\u007f"))
+
+
+def _write(text: str, *, err: bool = False, nl: bool = True) -> None:
+    if err:
+        click.echo(text, err=True, nl=nl)
+        return
+    with printing():
+        click.echo(text, nl=nl)
 
 
 def width() -> int | None:

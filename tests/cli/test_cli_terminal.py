@@ -278,6 +278,29 @@ def test_a_crash_quotes_its_cause_as_text() -> None:
     assert b"ValueError" in done.stderr and b"\x1b" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "words", [["scan", EML], ["quarantine", "list"], ["quarantine", "show", MAIL], ["status"], COMMANDS["top"]]
+)
+def test_a_full_disk_is_reported_in_one_line(place: Place, eml: str, words: list[str]) -> None:
+    """The output goes to a file on a full disk: no traceback, and no other reason, such as the mail's."""
+    done = onto_a_full_disk(place.command(*filled(place, eml, words)))
+    assert (done.returncode, done.stderr) == (1, b"cannot write to standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("words", [("show", "--raw"), ("export", "-")])
+def test_a_raw_mail_on_a_full_disk_is_reported_in_one_line(place: Place, words: tuple[str, str]) -> None:
+    verb, rest = words
+    done = onto_a_full_disk(place.command("quarantine", verb, place.daemon.quarantined[0].stem, rest))
+    assert done.returncode == 1
+    assert b"No space left on device" in done.stderr and done.stderr.count(b"\n") == 1
+
+
+def onto_a_full_disk(command: list[str]) -> subprocess.CompletedProcess[bytes]:
+    program = [sys.executable, "-m", "bridge", *command]
+    with open("/dev/full", "wb") as full:
+        return subprocess.run(program, stdout=full, stderr=subprocess.PIPE, check=False, timeout=90)
+
+
 @pytest.mark.parametrize("encoding", few(["ascii", "latin-1", "cp437"], 1))
 def test_an_old_terminal_breaks_no_command(place: Place, encoding: str) -> None:
     """A subject in Chinese on a terminal without Chinese."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from contextlib import aclosing, suppress
@@ -13,9 +12,9 @@ from typing import Any
 import click
 
 from bridge.api.lists import ListFileInfo
-from bridge.cli.lists.session import Session, fail, naming, run
+from bridge.cli.lists.session import Session, naming, run
 from bridge.cli.progress import meter
-from bridge.cli.terminal import say, say_json
+from bridge.cli.terminal import printing, say, say_json
 from bridge.errors import BridgeError
 from bridge.lists import files
 from bridge.lists.client import ListClient
@@ -50,17 +49,11 @@ def entries(session: Session, name: str, output: Path | None, kind: str | None) 
         count = run(naming(session, name, _save(session, name, output, chosen)))
         say(f"{output}: {counted(count, 'entry', 'entries')} of {name} of {session.scope}", err=True)
         return
-    try:
-        with click.open_file("-", "w", encoding="utf-8") as target:
-            is_terminal = sys.stdout.isatty()
-            write = (lambda text: target.write(visible_lines(text))) if is_terminal else target.write
-            run(naming(session, name, _stream(session, name, write, chosen, hidden=is_terminal)))
-            target.flush()
-    except BrokenPipeError:
-        raise  # the reader closed the pipe: click exits quietly
-    except OSError as exc:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or flushing the buffer at exit would fail again
-        fail(OutputError(f"cannot write to standard output: {exc.strerror}"))
+    with printing(), click.open_file("-", "w", encoding="utf-8") as target:
+        is_terminal = sys.stdout.isatty()
+        write = (lambda text: target.write(visible_lines(text))) if is_terminal else target.write
+        run(naming(session, name, _stream(session, name, write, chosen, hidden=is_terminal)))
+        target.flush()
 
 
 class OutputError(BridgeError):

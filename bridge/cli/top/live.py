@@ -17,7 +17,7 @@ from typing import Any
 from rich.live import Live
 
 from bridge.cli.config_option import no_daemon
-from bridge.cli.terminal import console, say_json
+from bridge.cli.terminal import console, discard_output, printing, say_json
 from bridge.cli.top.picture import Picture
 from bridge.observe.sample import Sample, between, take
 from bridge.runtime.endpoints import Endpoint
@@ -39,7 +39,7 @@ def watch(address: Endpoint, interval_s: float, *, as_json: bool, once: bool, on
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:  # the reader closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
     return monitor.is_good
 
 
@@ -85,11 +85,12 @@ def _print_updates(monitor: Monitor, interval_s: float, as_json: bool, once: boo
         if as_json:
             say_json(seen)
         else:
-            screen.print(picture.draw(seen, screen.width, ascii_only=screen.options.ascii_only))
+            with printing():
+                screen.print(picture.draw(seen, screen.width, ascii_only=screen.options.ascii_only))
+                if not once:
+                    screen.print()
         if once:
             return
-        if not as_json:
-            screen.print()
 
 
 def _show_updates(monitor: Monitor, interval_s: float) -> None:
