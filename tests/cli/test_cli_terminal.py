@@ -295,6 +295,21 @@ def test_a_raw_mail_on_a_full_disk_is_reported_in_one_line(place: Place, words: 
     assert b"No space left on device" in done.stderr and done.stderr.count(b"\n") == 1
 
 
+@pytest.mark.parametrize("words", [("show", "--raw"), ("export", "-")])
+def test_a_raw_mail_into_a_closed_pipe_leads_to_no_message(place: Place, words: tuple[str, str]) -> None:
+    """As with every other command whose reader, such as `head`, needs no more."""
+    verb, rest = words
+    program = [sys.executable, "-m", "bridge"]
+    program += place.command("quarantine", verb, place.daemon.quarantined[0].stem, rest)
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, check=False, timeout=90)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
 def onto_a_full_disk(command: list[str]) -> subprocess.CompletedProcess[bytes]:
     program = [sys.executable, "-m", "bridge", *command]
     with open("/dev/full", "wb") as full:

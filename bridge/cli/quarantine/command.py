@@ -110,6 +110,8 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
         content = beginning(session.quarantine.chunks(mail_id), _MAX_SHOWN)
     except MailNotFound:
         fail(f"{mail_id}: {session.unknown(mail_id)}", EXIT_UNKNOWN)
+    except BrokenPipeError:
+        raise  # the reader closed the pipe: click exits quietly
     except (BridgeError, OSError) as exc:
         fail(f"{mail_id}: {exc}")
     head, reading = header_section(content), read(content[mail.head_size :])
@@ -353,6 +355,8 @@ def _export_all(session: Session, mails: list[MailRecord], codes: list[int], tar
             except FileExistsError as exc:
                 step = "already exists; delete it, or choose another directory"
                 bulk.failed(f"{mail.id}: not exported: {exc.filename} {step}", EXIT_FAILED)
+            except BrokenPipeError:
+                raise
             except OSError as exc:
                 place = "standard output" if target == "-" else target
                 step = "check its owner and its free space, or choose another directory"
