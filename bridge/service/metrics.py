@@ -65,7 +65,7 @@ class ServiceMetrics:
             self._reports.labels(outcome)
         for decision in Decision:
             self._decisions.labels(str(decision))
-        for status in (400, 401, 403, 408, 413, 415, 503, 504, 507):
+        for status in (400, 401, 403, 408, 413, 415, 502, 503, 504, 507):
             self._refused.labels(str(status))
         self._gauges: dict[str, Gauge] = {}
         self.know_engines(["mime", *engines])

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from bridge.api.scanning import SUBMIT_PATH
 from bridge.service import openapi
 from bridge.service.health import is_local
 from bridge.service.lists.store import PREDEFINED
+from bridge.service.metrics import ServiceMetrics
 from tests.service.service_kit import CONFIG, TOKEN, Lists, service, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,6 +103,14 @@ def test_a_site_whose_name_points_here_cannot_read_the_metrics(tmp_path):
         for host in ("evil.example", "evil.example:9081", "localhost.evil.example"):
             assert (metrics(host).status, metrics(host).json["error"]) == (421, "wrong_host"), host
         assert running.request("GET", "/livez", headers={"Host": "evil.example"}).status == 200
+
+
+def test_every_status_of_a_refused_scan_is_counted_from_zero():
+    """Otherwise an alert on the increase of a counter misses the first refusal with this status."""
+    answers = openapi.document()["paths"][SUBMIT_PATH]["post"]["responses"]
+    text = ServiceMetrics().text().decode()
+    shown = set(re.findall(r'scanservice_refused_total\{status="([0-9]+)"\} 0\.0', text))
+    assert shown == answers.keys() - {"200", "default"}
 
 
 def test_the_address_of_this_machine_in_the_network_is_not_local():
