@@ -2,7 +2,8 @@
 
 Each person is claimed in the database first, so several runs, on one machine or many, never send anyone two digests. A
 digest goes straight to the next hop, and carries the token of released mail, so that it is not scanned if it passes
-the bridge. A digest that fails does not affect the others: only a next hop that cannot be reached ends the run.
+the bridge. A digest that fails does not affect the others: only a next hop that cannot be reached, or a quarantine that
+cannot be read, ends the run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from bridge.digests.items import MAX_RETRY_S, REFUSED_S, Claim, Items, Waiting
 from bridge.digests.listing import gather
 from bridge.digests.message import DigestMaker, Made
 from bridge.digests.schedule import is_due
-from bridge.errors import BridgeError, ConfigError
+from bridge.errors import BridgeError, ConfigError, StoreError
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
 from bridge.mail.next_hop import NextHopError
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 _SEND_S = 120.0
 _MAX_UNREACHED = 20  # times in a row: then the next hop is down, and the run ends
+_MAX_UNREADABLE = 20  # people in a row with mail that cannot be read: the same for the quarantine
 LISTENER = "digests"
 
 
@@ -94,6 +96,7 @@ class Run:
     on_sent: Callable[[str, list[str]], None] = lambda person, mails: None  # called in a thread, with the mails listed
     progress: Progress = field(default_factory=Progress)
     _unreached: int = 0
+    _unreadable: int = 0
     _counted: tuple[int, int, int] = (0, 0, 0)  # sent, failed, refused
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -180,6 +183,13 @@ class Run:
             self.progress.failed += 1
             self.progress.problem = str(exc)
             return
+        except StoreError as exc:  # perhaps only this person's mail
+            self._unreadable += 1
+            if self._unreadable >= _MAX_UNREADABLE:
+                raise
+            self.progress.failed += 1
+            self.progress.problem = str(exc)
+            return
         except BridgeError:
             raise
         except Exception:  # something about this person's mail: the others get theirs
@@ -189,6 +199,7 @@ class Run:
         if claim is None:
             self.progress.taken += 1
             return
+        self._unreadable = 0
         if made is None:
             self.progress.empty += 1
             return

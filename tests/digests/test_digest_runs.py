@@ -26,6 +26,7 @@ from bridge.digests.people import People
 from bridge.digests.sending import Outbox, Progress, Run
 from bridge.digests.settings import DigestSettings
 from bridge.digests.signed_links import LinkKeys
+from bridge.errors import StoreError
 from bridge.mail.address import comparable_address
 from bridge.mail.envelope import Recipient
 from bridge.mail.message import Message, Spool
@@ -169,6 +170,35 @@ def test_a_mail_to_a_thousand_extensions_of_an_address_took_a_digest_seconds(wor
     keys, found = LinkKeys(world.directory / "keys"), []
     assert fair_cpu_s(lambda: found.append(gather(pages, store, keys, 10))) < 1
     assert (len(found[0].held), found[0].more) == (10, 990)
+
+
+@pytest.mark.parametrize("is_down", [False, True], ids=["one mail", "all"])
+def test_a_mail_that_cannot_be_read_kept_everyone_from_their_digest(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_down: bool
+) -> None:
+    """It was not in the index, and its file belonged to root. Only a quarantine that fails as a whole ends a run."""
+    for number in range(30):
+        world.hold(f"M{number:02}", f"p{number:02}@a.example")
+    world.items.refresh(world.quarantine, PEOPLE)
+    records, asked = Quarantine.records, []
+
+    def is_bad(mail: str) -> bool:
+        return is_down or mail == "M07"
+
+    def read(self: Quarantine, mail: str) -> MailRecord:
+        asked.append(mail)
+        raise StoreError(f"{mail}: Permission denied")
+
+    monkeypatch.setattr(Quarantine, "records", lambda self, ids: records(self, [i for i in ids if not is_bad(i)]))
+    monkeypatch.setattr(Quarantine, "read", read)
+    if is_down:
+        with pytest.raises(StoreError, match="Permission denied"):
+            world.run()
+        assert len(asked) < 30 and not world.digests()
+        return
+    done = world.run()
+    assert (done.sent, done.failed, done.problem) == (29, 1, "M07: Permission denied")
+    assert len(world.digests()) == 29 and asked == ["M07"]
 
 
 def test_only_one_thread_reads_the_index_for_a_page(world: World) -> None:
