@@ -99,6 +99,12 @@ def _is_hidden(data: Buffer, start: int, end: int) -> bool:
     return _has_fields(data, start, end, there)
 
 
+def has_fields(content: bytes) -> bool:
+    """Whether it may have the header fields of a part, to programs with any line ends, and to those that drop NULs."""
+    text = b"\n" + content.replace(b"\0", b"").replace(b"\r", b"\n")
+    return _has_fields(text, 0, len(text), words_in(_FIELD_WORDS, text, 0, len(text)))
+
+
 def _has_fields(data: Buffer, start: int, end: int, there: set[bytes]) -> bool:
     """Whether lines look like the header fields of a part. `there`: which of `_FIELD_WORDS` are in the text."""
     if any(_has_field(word, data, start, end) for word in (_TYPE_WORD, _DISPOSITION_WORD) if word in there):

@@ -8,7 +8,9 @@ mail with one took hundreds of milliseconds.
 from __future__ import annotations
 
 import base64
+import binascii
 import itertools
+import time
 from random import Random
 
 import pytest
@@ -28,6 +30,7 @@ from tests.mime.encodings import (
     yenc,
 )
 from tests.mime.test_mime_hidden_parts import BINARY, HEAD, LETTERS, PART, SHORT_LINES, ZIP, encoded, mail, tags
+from tests.service.service_kit import EICAR, attached, zipped
 
 TAG = "mime:ambiguous:undeclared-parts"
 QUOTED = b"Content-Transfer-Encoding: quoted-printable\r\n\r\n"
@@ -241,3 +244,36 @@ def test_the_work_for_such_lines_is_bounded() -> None:
         text = b"A" * 40 + b"\r\n" + b"B" * 40 + b"\r\n" + unit * (100_000 // len(unit))
         found = inspect(HEAD + LEAVES["a text"] + text, Limits())
         assert TAG in found.tags
+
+
+NOISE = Random(2).randbytes(600_000)
+OBJECTS = b"%PDF-1.7\r\n%\xb5\xb5\r\n" + b"1 0 obj\r\n<</Type/Catalog>>\r\nendobj\r\n" * 60
+STREAM = b"2 0 obj\r\n<</Length 600000>>stream\r\n" + NOISE + b"\r\nendstream\r\nendobj\r\n"
+
+
+def in_base64(content: bytes) -> bytes:
+    return base64.encodebytes(content).replace(b"\n", b"\r\n")
+
+
+def test_a_pdf_document_with_a_small_picture_in_base64_was_read_as_a_mail() -> None:
+    """Adobe's programs add one to their facts about a document. A limit was reached, and it was not delivered."""
+    facts = b"<xmpGImg:image>" + in_base64(b"\xff\xd8\xff\xe0" + NOISE[:9000]) + b"</xmpGImg:image>\r\n"
+    start = time.process_time()
+    found = inspect(attached(OBJECTS + facts + STREAM, "a.pdf", "application/pdf"), Limits())
+    assert not found.limits and found.tags == {"mime:ambiguous:undeclared-parts"}
+    assert time.process_time() - start < 2
+
+
+FOUND_IN_DOCUMENTS = {
+    "Base64": in_base64(zipped(("eicar.com", EICAR + bytes(600)))),
+    "uuencode": b"begin 644 a\r\n" + binascii.b2a_uu(EICAR[:45]) + binascii.b2a_uu(EICAR[45:]) + b"`\r\nend\r\n",
+    "a part": b"\r\nContent-Type: a/b\r\nContent-Transfer-Encoding: base64\r\n\r\n" + in_base64(EICAR),
+    "a part with NULs": b"\r\nCon\0tent-Type: a/b\r\nContent-Transfer-Enc\0oding: base64\r\n\r\n" + in_base64(EICAR),
+    "a part after a CR": b"\rContent-Type: a/b\rContent-Transfer-Encoding: base64\r\r" + in_base64(EICAR),
+}
+
+
+@pytest.mark.parametrize("form", FOUND_IN_DOCUMENTS)
+def test_whatever_a_program_finds_in_a_document_is_read(form: str) -> None:
+    content = OBJECTS + b"2 0 obj\r\n<</Length 2000>>stream\r\n" + NOISE[:2000] + b"\r\n" + FOUND_IN_DOCUMENTS[form]
+    assert "malware:eicar" in inspect(attached(content, "a.pdf", "application/pdf"), Limits()).tags

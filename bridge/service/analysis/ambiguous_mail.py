@@ -134,7 +134,7 @@ class AmbiguityInspector(FileInspector):
             raise NeedsProcess
         if archives.kind_of(content):
             self.archives.append(content)  # what is found next is in it
-        if ambiguity.has_only_files(content, 0, len(content), is_quoted=False):
+        if ambiguity.has_only_files(content, 0, len(content), is_quoted=False) or _is_only_binary(content):
             self.doubt(doubts)
             self.files_in_text(content, (), nesting)
         else:
@@ -165,6 +165,12 @@ class AmbiguityInspector(FileInspector):
         if is_file or archives.may_have_one_behind(content):
             self.found.tags |= file_types.tags_of("", "", content)
             self.file(content, (), nesting)
+
+
+def _is_only_binary(content: bytes) -> bool:
+    """Whether no program finds parts in it, as in most documents. They may have Base64: Adobe adds small pictures."""
+    is_mail = ambiguity.has_fields(content) or readings.may_be_quoted(content)
+    return file_types.is_binary(content) and not is_mail
 
 
 def _has_only_files(data: Buffer, part: Part) -> bool:
