@@ -31,6 +31,7 @@ from tests.mime.encodings import (
 )
 from tests.mime.test_mime_hidden_parts import BINARY, HEAD, LETTERS, PART, SHORT_LINES, ZIP, encoded, mail, tags
 from tests.service.service_kit import EICAR, attached, zipped
+from tests.service.test_service_documents import ole
 
 TAG = "mime:ambiguous:undeclared-parts"
 QUOTED = b"Content-Transfer-Encoding: quoted-printable\r\n\r\n"
@@ -262,6 +263,14 @@ def test_a_pdf_document_with_a_small_picture_in_base64_was_read_as_a_mail() -> N
     found = inspect(attached(OBJECTS + facts + STREAM, "a.pdf", "application/pdf"), Limits())
     assert not found.limits and found.tags == {"mime:ambiguous:undeclared-parts"}
     assert time.process_time() - start < 2
+
+
+def test_an_old_document_of_mostly_text_was_read_as_a_mail() -> None:
+    """Its bytes were thousands of odd hosts."""
+    odd = b"".join(b'a="//%x\xe9\xe8.a<br>\r\n' % number for number in range(6000))
+    old = ole({"Workbook": b"\x09\x08\x10\0" + bytes(16) + b"\r\nbegin 644 a\r\n" + binascii.b2a_uu(b"a" * 45) + odd})
+    found = inspect(attached(old, "a.xls"), Limits())
+    assert not found.limits and not found.hosts
 
 
 FOUND_IN_DOCUMENTS = {

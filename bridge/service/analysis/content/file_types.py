@@ -13,6 +13,7 @@ from functools import lru_cache
 
 EXECUTABLE, DOCUMENT, ARCHIVE, IMAGE, MEDIA, TEXT = "executable", "document", "archive", "image", "media", "text"
 
+_OLE_START = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _MAGIC: list[tuple[bytes, str]] = [
     (b"MZ", EXECUTABLE),
     (b"\x7fELF", EXECUTABLE),
@@ -21,7 +22,7 @@ _MAGIC: list[tuple[bytes, str]] = [
     (b"L\x00\x00\x00\x01\x14\x02\x00", EXECUTABLE),  # a Windows shortcut
     (b"#!", EXECUTABLE),
     (b"%PDF-", DOCUMENT),
-    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", DOCUMENT),  # OLE2: old Office, also MSI
+    (_OLE_START, DOCUMENT),  # OLE2: old Office, also MSI
     (b"{\\rtf", DOCUMENT),
     (b"PK\x03\x04", ARCHIVE),
     (b"PK\x05\x06", ARCHIVE),
@@ -118,8 +119,11 @@ def is_text(content: bytes) -> bool:
 
 
 def is_binary(content: bytes) -> bool:
-    """Whether it is a file of a known type, and not text, even if its first bytes are: as of most PDF documents."""
-    return bool(family_of(content)) and not _has_few_controls(content)
+    """Whether it is a file of a known type, and not text, even if its first bytes are: as of most PDF documents.
+
+    What begins as an old Office document is none, although most of it may be text.
+    """
+    return content.startswith(_OLE_START) or (bool(family_of(content)) and not _has_few_controls(content))
 
 
 def _has_few_controls(content: bytes) -> bool:
