@@ -128,6 +128,10 @@ def test_a_user_that_no_host_begins_with_hid_the_link(before: str, user: str) ->
         '<img src="file:///\\/\\evil.example/x">',
         '<img src="file://///evil.example/x">',
         '<a href="ftp:evil.example">x</a>',
+        '<a href="search-ms:query=a&crumb=location:%5C%5Cevil.example%5Cshare&displayname=b">x</a>',
+        '<a href="search:query=a&amp;crumb=location%3A%5c%5cevil.example@SSL%5cDavWWWRoot">x</a>',
+        '<a href="search-ms:crumb=location:file:%2F%2Fevil.example/share">x</a>',
+        '<a href="search-ms:crumb=location:&#37;5C%5Cevil.example%5C">x</a>',
     ],
 )  # fmt: skip
 def test_these_links_of_pages_were_missed(page: str) -> None:

@@ -135,6 +135,7 @@ class Links:
         if "\\" in text and any(map(text.__contains__, _BACKSLASHED)):
             for pattern in _BACKSLASHES:
                 text = pattern.sub("//", text)  # browsers treat backslashes the same way
+        self._add_searched(text)
         if is_html and "///" in text:
             text = _MANY_SLASHES.sub("//", text)
         for mark, pattern in _ODD_LINKS:
@@ -161,6 +162,12 @@ class Links:
             self._check_anchors(text)
             self.has_files = self.has_files or _DATA.search(text) is not None or has_download(text)
         return is_broken
+
+    def _add_searched(self, text: str) -> None:
+        """Hosts whose folders Windows searches, or just shows."""
+        if "location" in text and "%" in text:
+            for match in _SEARCHED.finditer(text):
+                self._add(match[1])
 
     def _add_rest(self, text: str, match: re.Match[str], is_html: bool) -> None:
         """In an attribute, what precedes the host may contain spaces, brackets and quotes.
@@ -289,6 +296,8 @@ class Links:
             self.tags.add("url:mismatch")
 
 
+# `search-ms:query=a&crumb=location:%5C%5Chost%5Cfolder`: Windows opens a folder of that host.
+_SEARCHED = re.compile(r"location(?::|%3a)(?:file(?::|%3a))?(?:%5c|%2f|[\\/]){2,9}+([^\s\\/%\"'<>&?#]{1,300}+)")
 _DATA = re.compile(r"d[\t\r\n]*+a[\t\r\n]*+t[\t\r\n]*+a[\t\r\n]*+:")  # in lower case
 
 
