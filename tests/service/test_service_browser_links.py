@@ -419,7 +419,9 @@ def test_the_name_in_gzip_under_another_suffix(name: str) -> None:
     assert "mime:executable" in tags(raw.getvalue(), name)
 
 
-@pytest.mark.parametrize("extension", ["mobileconfig", "ppkg", "sparseimage", "prf"])
+@pytest.mark.parametrize(
+    "extension", ["mobileconfig", "ppkg", "sparseimage", "prf", "pyd", "rbw", "flatpakref", "flatpakrepo"]
+)
 def test_opening_these_installs_or_mounts_something(extension: str) -> None:
     assert "mime:executable" in tags(b"\x01\x02\xff binary", f"a.{extension}")
 

@@ -64,7 +64,7 @@ _EXTENSIONS = {
     "terminal inetloc fileloc afploc ftploc vncloc atloc nfsloc httploc mailloc newsloc saver prefpane dylib wsb "
     "xpi crx oxt vsix a3x mcf mdt accdr accdu odc contact xsn "
     "themepack deskthemepack iqy oqy dqy rqy slk printerexport webpnp nsh air swf paf rgs tlb udl vsmacros "
-    "vsw mobileconfig ppkg sparseimage prf",
+    "vsw mobileconfig ppkg sparseimage prf pyd rbw flatpakref flatpakrepo",
     DOCUMENT: "pdf doc docx dot dotx docm dotm xls xlsx xlsm xlsb xlt xlam ppt pptx pptm pps ppsx "
     "ppsm potm potx ppam ppa sldm xla xlm xltm xltx rtf odt ods odp one",
     ARCHIVE: "zip gz tgz bz2 xz tar rar 7z cab arj lzh ace zipx",
