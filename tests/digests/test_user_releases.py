@@ -42,10 +42,20 @@ def audit(tmp_path: Path) -> Iterator[Audit]:
         yield Audit(store)
 
 
-def call_for(audit: Audit, actions: SlowNextHop) -> Call:
-    settings = SimpleNamespace(
-        config=SimpleNamespace(languages=["en"]), of=lambda recipient: SimpleNamespace(may=lambda reason: "release")
+def copy_of(mail: str, person: str = JANE) -> Any:
+    settings = (SimpleNamespace(may=lambda reason: "release"),)
+    return SimpleNamespace(
+        mail=SimpleNamespace(id=mail),
+        missing=(person,),
+        recipients=(person,),
+        person=person,
+        reason=None,
+        settings=settings,
     )
+
+
+def call_for(audit: Audit, actions: SlowNextHop) -> Call:
+    settings = SimpleNamespace(config=SimpleNamespace(languages=["en"]))
     request: Any = SimpleNamespace(headers={})
     sources: Any = SimpleNamespace(settings=settings, audit=audit, actions=actions)
     return Call(request, sources, Pages(""), "192.0.2.1")
@@ -55,10 +65,7 @@ async def test_a_release_is_recorded_although_its_request_was_cancelled(audit: A
     """The audit log said that it had failed, and the mail arrived."""
     actions = SlowNextHop()
     call = call_for(audit, actions)
-    mail: Any = SimpleNamespace(
-        mail=SimpleNamespace(id="MAIL1"), missing=(JANE,), recipients=(JANE,), person=JANE, reason=None
-    )
-    request = asyncio.create_task(copies.release(call, mail))
+    request = asyncio.create_task(copies.release(call, copy_of("MAIL1")))
     await eventually(actions.has_it.is_set, "the next hop to have the mail")
     request.cancel()
     await asyncio.wait([request])
@@ -74,15 +81,10 @@ async def test_one_person_took_all_releases(audit: Audit) -> None:
     """With a slow next hop, ten clicks of one person kept everybody else from releasing mail."""
     actions = SlowNextHop()
     call = call_for(audit, actions)
-
-    def copy(number: int, person: str) -> Any:
-        mail = SimpleNamespace(id=f"MAIL{number}")
-        return SimpleNamespace(mail=mail, missing=(person,), recipients=(person,), person=person, reason=None)
-
     try:
-        clicks = [asyncio.create_task(copies.release(call, copy(number, JANE))) for number in range(10)]
+        clicks = [asyncio.create_task(copies.release(call, copy_of(f"MAIL{number}"))) for number in range(10)]
         await eventually(lambda: sum(click.done() for click in clicks) == 7, "the others to be refused")
-        other = asyncio.create_task(copies.release(call, copy(11, "joe@a.example")))
+        other = asyncio.create_task(copies.release(call, copy_of("MAIL11", "joe@a.example")))
         await eventually(lambda: len(audit.find()) == 4, "the release of another person")
     finally:
         actions.may_answer.set()
@@ -94,8 +96,7 @@ async def test_one_person_took_all_releases(audit: Audit) -> None:
 async def test_a_release_that_fails_is_tried_a_few_times(audit: Audit) -> None:
     """Each attempt is an event in the mail's story."""
     actions: Any = SimpleNamespace(release=lambda *_: ActionResult(is_done=False, text="452 full"))
-    call, mail = call_for(audit, actions), SimpleNamespace(id="MAIL1")
-    copy: Any = SimpleNamespace(mail=mail, missing=(JANE,), recipients=(JANE,), person=JANE, reason=None)
+    call, copy = call_for(audit, actions), copy_of("MAIL1")
     statuses = []
     for _ in range(12):
         with pytest.raises(Refused) as caught:
@@ -125,14 +126,10 @@ async def test_who_changed_their_mind_again_and_again_flooded_those_who_learn(au
     call, learned = call_for(audit, SlowNextHop()), []
     sources: Any = call.sources
     sources.feedback = lambda kind, mail, who: learned.append((kind, mail.id))
-
-    def copy(mail: str) -> Any:
-        return SimpleNamespace(mail=SimpleNamespace(id=mail), person=JANE, reason=None)
-
     for kind in ("spam", "ham", "spam"):
-        assert await copies.report(call, copy("MAIL1"), kind) == "reported"
+        assert await copies.report(call, copy_of("MAIL1"), kind) == "reported"
     with pytest.raises(Refused) as refused:
-        await copies.report(call, copy("MAIL1"), "ham")
+        await copies.report(call, copy_of("MAIL1"), "ham")
     assert refused.value.status == 429
-    assert await copies.report(call, copy("MAIL2"), "ham") == "reported"
+    assert await copies.report(call, copy_of("MAIL2"), "ham") == "reported"
     assert learned == [("spam", "MAIL1"), ("ham", "MAIL1"), ("spam", "MAIL1"), ("ham", "MAIL2")]
