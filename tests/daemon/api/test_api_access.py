@@ -205,6 +205,7 @@ def _searchers(pid: int) -> list[int]:
 def test_check_warns_of_tokens_on_an_unencrypted_network(tmp_path: Path) -> None:
     """Loopback and Unix sockets are fine; so are other addresses without tokens."""
     (tmp_path / "token").write_text("x" * 40)
+    (tmp_path / "token").chmod(0o644)
     tokens = f"api: {{tokens: [{{name: one, token_file: token, tenants: [{TENANT_A}]}}]}}\n"
 
     def warnings(address: str, more: str) -> list[str]:
