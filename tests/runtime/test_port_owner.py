@@ -22,15 +22,15 @@ def test_the_process_that_listens_is_found(host: str) -> None:
     with bind(Endpoint(host, 0)) as sock:
         port = address_of(sock).port
         assert port_owner.owners(Endpoint(host, port)) == [os.getpid()]
-        assert port_owner.owners(Endpoint("localhost", port)) == [os.getpid()]
+        assert os.getpid() in port_owner.owners(Endpoint("localhost", port))  # others may have it on another address
 
 
 def test_another_address_with_the_same_port_is_not_in_the_way() -> None:
     """The message would name a program that can go on listening there."""
     with bind(Endpoint("127.0.0.1", 0)) as sock:
         port = address_of(sock).port
-        assert port_owner.owners(Endpoint("127.0.0.2", port)) == []
-        assert port_owner.owners(Endpoint("0.0.0.0", port)) == [os.getpid()]
+        assert os.getpid() not in port_owner.owners(Endpoint("127.0.0.2", port))
+        assert os.getpid() in port_owner.owners(Endpoint("0.0.0.0", port))
 
 
 def test_a_port_that_is_only_connected_to_is_free() -> None:
