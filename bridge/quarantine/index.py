@@ -146,8 +146,9 @@ class Index:
             for start in range(0, len(in_order), _BATCH):
                 some = in_order[start : start + _BATCH]
                 ours = select(mails.c.id).where(mails.c.place == self._place, mails.c.id.in_(some))
-                connection.execute(ours.order_by(mails.c.id).with_for_update()).all()
-                self._delete(connection, some, (mails, recipients, tags))
+                locked = connection.execute(ours.order_by(mails.c.id).with_for_update()).scalars().all()
+                # Not `some`: rows that other machines add now would be locked in any order; two could wait in a circle.
+                self._delete(connection, locked, (mails, recipients, tags))
 
     def known(self) -> dict[str, int]:
         """All ids, with the size of their .releases. Raises IndexFailed."""
@@ -296,7 +297,7 @@ class Index:
             except OSError:  # it does not exist, or cannot be renamed
                 pass
 
-    def _delete(self, connection: Connection, ids: list[str], tables: Iterable[Table]) -> None:
+    def _delete(self, connection: Connection, ids: Sequence[str], tables: Iterable[Table]) -> None:
         for table in tables:
             connection.execute(delete(table).where(table.c.place == self._place, table.c.id.in_(ids)))
 

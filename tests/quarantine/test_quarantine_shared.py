@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from bridge.quarantine.index import _LOCK, Index
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings, Query
@@ -162,6 +162,24 @@ def test_machines_do_not_wait_for_each_others_rows(postgresql: str) -> None:
     assert sorted(mail.id for mail in found) == ["FIRST", *ids, "SECOND"]
     for index in indexes:
         index.close()
+
+
+def test_a_row_that_is_added_during_a_removal_is_not_locked_out_of_order(postgresql: str) -> None:
+    """It was deleted although it had not been locked with the others: two machines waited in a circle."""
+    place = Database(fresh_database(postgresql))
+    about = {"time": "2026-01-31T12:00:00+00:00", "sender": "a@x", "recipients": ["b@x"], "facts": {}}
+    stored = [StoredRecord(mail_id, json.dumps(about).encode(), b"", 1.0) for mail_id in ("M1", "M2")]
+    with closing(Index(place, "shared")) as index, closing(Index(place, "shared")) as another:
+        another.put(stored[:1])
+        index.put(stored[:1])
+
+        def add(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+            if statement.startswith("DELETE FROM quarantine ") and "M2" not in another.known():
+                another.put(stored[1:])
+
+        event.listen(index._engine, "before_cursor_execute", add)
+        index.remove(["M1", "M2"])
+        assert list(another.known()) == ["M2"]
 
 
 @pytest.fixture
