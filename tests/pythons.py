@@ -67,7 +67,7 @@ def run_tests(version: str) -> tuple[str, str]:
     folders = [f"tests/{name}" for name in FOLDERS]
     command = [python, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *PARALLEL, *folders]
     code, log = logged(version, command)
-    return FAILED if code else "passed", f"{_last_line(log).strip('= ')} ({log})"
+    return FAILED if code else "passed", f"{_last_line(log).strip('= ')} ({log.relative_to(PROJECT)})"
 
 
 def logged(version: str, command: Sequence[str | Path]) -> tuple[int, Path]:
