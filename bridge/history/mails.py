@@ -143,7 +143,7 @@ def _before(store: HistoryReader, first: MailEntry) -> list[MailEntry]:
     deferred = Action.TEMPFAIL.value
     query = HistoryQuery(
         sender=first.row.sender,
-        client=client_address(first.row.client),  # here, too: others may have sent much more with this sender
+        client=client_address(first.row.client),  # other clients may have sent many more with this sender
         action=deferred,
         stage="mail",
         until=first.row.at,

@@ -22,7 +22,7 @@ _ALLOWING = ("list:allowed-", "list:personal-allowed-")  # tags, by the service'
 
 
 def with_file(command: str, path: Path | None) -> str:
-    """A command of ours with `-c` and the configuration file, if there is one; other commands as they are."""
+    """Adds `-c` and the configuration file, if there is one, to our own commands; leaves others unchanged."""
     if path is None or not command.startswith("scanbridge "):
         return command
     _, verb, rest = [*command.split(" ", 2), ""][:3]

@@ -47,7 +47,7 @@ _index_threads = Threads("quarantine-index")
 _BATCH = 50  # records added to the index per transaction
 _SHARED_AGE_S = 60.0  # of a count that another bridge made, for the quota
 _MAX_FAILED, _NAMED = 20, 3  # mails that a purge cannot remove before it gives up, and that it names
-_dice = random.Random()  # noqa: S311 - so that these are not the same each time; nothing secret
+_dice = random.Random()  # noqa: S311 - a purge begins with different mails each time; nothing secret
 _AT_START = 1000  # records added before the first client is served; takes a few tenths of a second
 
 

@@ -148,7 +148,7 @@ def test_deferrals_at_mail_of_the_same_client_come_before(store: SqliteHistory) 
 
 
 def test_deferrals_of_other_clients_hid_those_of_the_same_client(store: SqliteHistory) -> None:
-    """Only so many were read, and anybody can name this sender at MAIL."""
+    """At most 50 were read, and anyone can use this sender at MAIL."""
     early = DEFERRED | {"id": "", "stage": "mail", "message_id": "", "recipients": ""}
     add(store, mail(1, **early), *(mail(2 + n, **early | {"client": "192.0.2.99"}) for n in range(60)), mail(99))
     [found] = gather(store.find(HistoryQuery(what="ID0099")))

@@ -352,14 +352,15 @@ def test_unknown_permissions_are_a_warning_and_allow_nothing(tmp_path):
 
 
 def test_a_misspelled_signal_is_a_warning(tmp_path):
-    tags = "url:lookalike, url:lookalkie, html:button, x:y"
+    tags = "url:lookalike, url:lookalkie, html:button, x:y, context:list"
     ours = f"{LISTEN}analyzers:\n  phishing:\n    ignore: [{', '.join(map(repr, tags.split(', ')))}]\n"
     (write(tmp_path) / "service.yml").write_text(ours)
     text = warnings(load(tmp_path))
     assert "service.yml:4: analyzers.phishing.ignore.1: no signal has the tag 'url:lookalkie'" in text
     assert "did you mean url:lookalike?" in text
     assert "no signal has the tag 'x:y'; `scanbridge service explain FILE` shows" in text
-    assert text.count("no signal") == 2
+    assert "no signal has the tag 'context:list'" in text
+    assert text.count("no signal") == 3
 
 
 def test_an_empty_list_of_permissions_is_a_warning(tmp_path):

@@ -169,8 +169,7 @@ class AmbiguityInspector(FileInspector):
 
 def _is_only_binary(content: bytes) -> bool:
     """Whether no program finds parts in it, as in most documents. They may have Base64: Adobe adds small pictures."""
-    is_mail = ambiguity.has_fields(content) or readings.may_be_quoted(content)
-    return file_types.is_binary(content) and not is_mail
+    return file_types.is_binary(content) and not (ambiguity.has_fields(content) or readings.may_be_quoted(content))
 
 
 def _has_only_files(data: Buffer, part: Part) -> bool:

@@ -50,8 +50,9 @@ class Suspicion:
 
 
 def known_signals() -> frozenset[str]:
-    """The tags that can be switched off."""
-    return frozenset(SENTENCES) | frozenset(model_at("").weights) | signals.QUIET
+    """The tags that can be switched off: not the context."""
+    weighed = {name for name in model_at("").weights if not name.startswith(signals.CONTEXT)}
+    return frozenset(SENTENCES) | weighed | signals.QUIET
 
 
 def found_in(material: Material, search: Search, tags: set[str]) -> Signals:

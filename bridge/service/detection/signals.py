@@ -26,6 +26,7 @@ _UNSUBSCRIBE = (  # searched for one by one, in a tenth of the time of a pattern
 )
 _SHORTEST_WORD, _LONGEST_WORD = 3, 20
 _WORD = re.compile(rf"[^\W\d_]{{{_SHORTEST_WORD},{_LONGEST_WORD}}}")
+CONTEXT = "context:"  # how its names begin
 
 
 # These count, but are too common in legitimate mail to be tags: a tag should mean something by itself.
