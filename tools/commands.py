@@ -20,6 +20,7 @@ EXIT_STATUS = [
     ("1", "The command failed; the reason is on standard error."),
     ("2", "The command line is invalid."),
     ("78", "The configuration has errors; each is shown with its file and line."),
+    ("130", "Interrupted with Ctrl-C."),
 ]
 
 

@@ -110,6 +110,9 @@ class _Commands(Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            terminal.say("Interrupted", err=True)
+            raise click.exceptions.Exit(terminal.EXIT_INTERRUPTED) from None
         except click.exceptions.NoSuchCommand as exc:
             raise terminal.visible_error(_with_hint(exc)) from None
         except click.ClickException as exc:

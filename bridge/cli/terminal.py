@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+EXIT_INTERRUPTED = 130  # by Ctrl-C, as shells report it
+
+
 class CannotPrint(click.ClickException):
     """Standard output cannot be written, for example because the disk is full."""
 

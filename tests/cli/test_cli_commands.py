@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from bridge.runtime import yaml_file
 from bridge.runtime.build import version
 from bridge.runtime.endpoints import Endpoint
 from bridge.testing import TOKEN, Background, FakeScanner, NextHop, answer, free_port, result, running_bridge
-from tests.daemon.process_kit import scanbridge
+from tests.daemon.process_kit import ROOT, environment, scanbridge, write_config
 
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
 
@@ -458,3 +461,19 @@ def test_a_command_of_another_user_says_who_must_run_it(place: Place, monkeypatc
     done = place.run("quarantine", "list")
     assert done.exit_code == 78 and done.stderr.endswith(who)
     assert "state_directory: /proc/nothing cannot be created: " in done.stderr
+
+
+@pytest.mark.parametrize("command", ["scan", "check", "replay"])
+def test_interrupted_with_ctrl_c(tmp_path: Path, command: str) -> None:
+    """As shells report it; it was 1, like a mail without a decision."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        config, _, _ = write_config(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}", "smtp://127.0.0.1:1")
+        mail = tmp_path / "mail.eml"
+        mail.write_bytes(b"Subject: x\r\n\r\nx\r\n")
+        arguments = [sys.executable, "-m", "bridge", command, "-c", str(config)] + [str(mail)] * (command != "check")
+        with subprocess.Popen(arguments, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+            with silent.accept()[0]:
+                process.send_signal(signal.SIGINT)
+                _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors

@@ -13,7 +13,7 @@ from bridge.cli.config_option import config_option, configuration_used
 from bridge.cli.history.filters import with_filters
 from bridge.cli.parameters import Limit
 from bridge.cli.single_values import Command
-from bridge.cli.terminal import say, say_json
+from bridge.cli.terminal import EXIT_INTERRUPTED, say, say_json
 
 if TYPE_CHECKING:
     from bridge.cli.history.session import HistorySession
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _CURSOR = re.compile(r"\d{1,12}(?:\.\d{1,9})?(?:e[+-]?\d{1,2})?:[0-9A-Za-z]{0,64}")
 _CHUNK = 1000  # mails that are read at a time
 _FOLLOWED = 10  # mails that --follow shows first
-EXIT_INTERRUPTED = 130
 
 
 class _Cursor(click.ParamType[str]):

@@ -18,7 +18,7 @@ import uvloop
 
 from bridge.cli.config_option import EXIT_CONFIG, load_or_exit
 from bridge.cli.progress import LINE_EVERY_S
-from bridge.cli.terminal import say, say_lines
+from bridge.cli.terminal import EXIT_INTERRUPTED, say, say_lines
 from bridge.config.fields import base_url
 from bridge.config.lists import Lists
 from bridge.config.model import Config
@@ -39,7 +39,6 @@ EXIT_UNCONFIRMED = 4  # too many deletions, or a dangerous entry, not confirmed
 EXIT_DATA = 65  # EX_DATAERR: a file of entries has errors
 EXIT_TEMPORARY = 75  # EX_TEMPFAIL: the same command may work later
 EXIT_KEY = 77  # EX_NOPERM: the service refuses the key
-EXIT_INTERRUPTED = 130
 
 MAX_REFUSED = 20  # shown on standard error; --json has all
 

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Self
 
 from bridge.cli.progress import meter
-from bridge.cli.quarantine.exit_codes import EXIT_INTERRUPTED, most_serious
-from bridge.cli.terminal import say
+from bridge.cli.quarantine.exit_codes import most_serious
+from bridge.cli.terminal import EXIT_INTERRUPTED, say
 
 _MANY = 20  # from here on, a terminal shows a progress bar instead of a line for each success
 

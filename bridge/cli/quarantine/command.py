@@ -27,7 +27,7 @@ from bridge.cli.quarantine.selection import (
     with_selection,
 )
 from bridge.cli.single_values import Group
-from bridge.cli.terminal import say, say_json
+from bridge.cli.terminal import EXIT_INTERRUPTED, say, say_json
 
 if TYPE_CHECKING:
     from bridge.cli.quarantine.session import Session
@@ -156,7 +156,7 @@ def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again:
     """
     import uvloop
 
-    from bridge.cli.quarantine.exit_codes import EXIT_INTERRUPTED, most_serious
+    from bridge.cli.quarantine.exit_codes import most_serious
     from bridge.cli.quarantine.session import Session, login_name
     from bridge.daemon import wiring
     from bridge.errors import ConfigError

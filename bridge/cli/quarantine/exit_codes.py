@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from bridge.cli.terminal import say
+from bridge.cli.terminal import EXIT_INTERRUPTED, say
 from bridge.errors import BridgeError
 from bridge.mail.next_hop import NextHopError
 from bridge.quarantine.quarantine import MailLocked, MailNotFound
@@ -18,7 +18,6 @@ from bridge.quarantine.release import AlreadyReleased, NotRecorded, ReleaseUncer
 from bridge.quarantine.store import LockLost
 
 EXIT_FAILED, EXIT_UNCONFIRMED, EXIT_UNKNOWN, EXIT_TAKEN, EXIT_LATER = 1, 2, 3, 4, 75
-EXIT_INTERRUPTED = 130
 _MOST_SERIOUS_FIRST = (EXIT_INTERRUPTED, EXIT_FAILED, 78, 77, 65, EXIT_LATER, EXIT_TAKEN, EXIT_UNKNOWN, 0)
 
 

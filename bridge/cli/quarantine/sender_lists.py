@@ -21,7 +21,7 @@ import click
 from bridge.cli.config_option import config_option
 from bridge.cli.quarantine.selection import Choice, select, show_table, with_selection
 from bridge.cli.single_values import Command
-from bridge.cli.terminal import can_ask, confirm, say, say_json
+from bridge.cli.terminal import EXIT_INTERRUPTED, can_ask, confirm, say, say_json
 from bridge.errors import BridgeError, ConfigError
 from bridge.runtime.counted import counted
 
@@ -98,7 +98,7 @@ def _add(
     import uvloop
 
     from bridge.cli.lists.session import fail, not_configured, with_hint
-    from bridge.cli.quarantine.exit_codes import EXIT_INTERRUPTED, most_serious
+    from bridge.cli.quarantine.exit_codes import most_serious
     from bridge.cli.quarantine.session import Session
     from bridge.daemon import list_wiring
     from bridge.lists.client import ListClient

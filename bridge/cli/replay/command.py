@@ -19,7 +19,7 @@ from bridge.cli.config_option import config_option, fail_config, load_or_exit
 from bridge.cli.parameters import Limit
 from bridge.cli.quarantine.filters import with_filters
 from bridge.cli.single_values import Command
-from bridge.cli.terminal import hide_log, say, say_json
+from bridge.cli.terminal import EXIT_INTERRUPTED, hide_log, say, say_json
 from bridge.cli.values import duration, ip_address
 from bridge.errors import BridgeError, ConfigError
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bridge.cli.replay.scanners import Choice
     from bridge.config.model import Config
 
-_EXIT_CHANGED, _EXIT_NONE, _EXIT_DATA, _EXIT_LATER, _EXIT_TOKEN, _EXIT_INTERRUPTED = 1, 3, 65, 75, 77, 130
+_EXIT_CHANGED, _EXIT_NONE, _EXIT_DATA, _EXIT_LATER, _EXIT_TOKEN = 1, 3, 65, 75, 77
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -267,7 +267,7 @@ def _run(
         uvloop.run(_replay(conf, result, sources, settings, *asked))
     except KeyboardInterrupt:
         result.is_interrupted = True
-        return _EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
     except ConfigError as exc:
         fail_config(exc)
     except TokenRefused as exc:
@@ -308,7 +308,7 @@ def _profiles(conf: Config, service: Choice, sources: Sequence[Source], settings
     try:
         found = uvloop.run(profiles.run(conf, service, sources, settings))
     except KeyboardInterrupt:
-        return _EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
     except ConfigError as exc:
         fail_config(exc)
     except BridgeError as exc:
