@@ -471,9 +471,9 @@ def test_interrupted_with_ctrl_c(tmp_path: Path, command: str) -> None:
         mail = tmp_path / "mail.eml"
         mail.write_bytes(b"Subject: x\r\n\r\nx\r\n")
         arguments = [sys.executable, "-m", "bridge", command, "-c", str(config)] + [str(mail)] * (command != "check")
-        with subprocess.Popen(arguments, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True) as process:
-            with silent.accept()[0]:
-                process.send_signal(signal.SIGINT)
-                _, errors = process.communicate(timeout=60)
+        options: dict[str, Any] = {"cwd": ROOT, "env": environment(), "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(arguments, **options) as process, silent.accept()[0]:
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
