@@ -158,6 +158,14 @@ def test_an_ordinary_mail_gives_no_tag(content: bytes) -> None:
     assert not suspicious
 
 
+def test_an_italian_invoice_was_said_to_have_a_form() -> None:
+    """The names of its elements begin with the same word."""
+    invoice = "<p:Fattura><FormatoTrasmissione>FPR12</FormatoTrasmissione><form:a/></p:Fattura>"
+    form = invoice.replace("<form:a/>", "<form\n action='https://a.example'>")
+    found = [signals_of(letter(attach=("text/html", "invoice.html", content))) for content in (invoice, form)]
+    assert ["attachment:form" in signals for signals in found] == [False, True]
+
+
 @pytest.mark.parametrize("domain", ["dc01.local", "mail.lan", "hq.corp", "mx.internal", "printer.home.arpa"])
 def test_a_name_of_an_internal_network_was_called_impossible(domain: str) -> None:
     assert "sender:impossible-domain" not in signals_of(letter(From=f"Jo <jo@{domain}>"))

@@ -182,6 +182,18 @@ def test_signed_documents_and_invoices_were_read_as_mails(name: str, kind: str) 
     assert found.hosts == ({"a.example"} if name.startswith("letter") else set())
 
 
+def test_a_signed_invoice_in_pieces_with_a_pdf_document_was_not_delivered() -> None:
+    """`openssl cms -stream` writes pieces of 4 KiB; without its NULs, the text was read as a million elements."""
+    lines = base64.encodebytes(b"%PDF-1.4\n" + noise(210_000)).replace(b"\n", b"\r\n")
+    invoice = INVOICE + b"<FormatoAttachment>PDF</FormatoAttachment><Attachment>" + lines + b"</Attachment></p:Invoice>"
+    pieces = b"".join(element(4, invoice[at : at + 4096]) for at in range(0, len(invoice), 4096))
+    der = cms(unending(0x24, pieces), put=unending)
+    for kind in ("application/pkcs7-mime", "application/octet-stream"):
+        found = inspect(attached(der, "IT01234567890_00003.xml.p7m", kind), Limits())
+        assert not found.limits and found.tags == {"mime:ambiguous:undeclared-parts"}
+    assert "malware:eicar" in smime_tags(cms(unending(0x24, pieces + element(4, EICAR)), put=unending))
+
+
 UUENCODED = b"\r\nbegin 644 eicar.com\r\n" + b"".join(
     binascii.b2a_uu(EICAR[at : at + 45]).replace(b"\n", b"\r\n") for at in range(0, len(EICAR), 45)
 )

@@ -15,7 +15,7 @@ from bridge.mime import ambiguity, base64_text, encodings, readings, words
 from bridge.mime import names as file_names
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import Part, TooMuch, is_message
-from bridge.service.analysis.content import archives, documents, file_types, recognition
+from bridge.service.analysis.content import archives, documents, file_types, recognition, smime
 from bridge.service.analysis.content.links import NeedsProcess
 from bridge.service.analysis.file_inspection import FileInspector, See
 from bridge.service.analysis.limits import Limits
@@ -168,8 +168,12 @@ class AmbiguityInspector(FileInspector):
 
 
 def _is_only_binary(content: bytes) -> bool:
-    """Whether no program finds parts in it, as in most documents. They may have Base64: Adobe adds small pictures."""
-    return file_types.is_binary(content) and not (ambiguity.has_fields(content) or readings.may_be_quoted(content))
+    """Whether no program finds parts in it, as in most documents, signed or not.
+
+    They may have Base64: Adobe adds small pictures, and an invoice in XML may have a PDF document.
+    """
+    is_document = file_types.is_binary(content) or smime.is_cms(content)
+    return is_document and not (ambiguity.has_fields(content) or readings.may_be_quoted(content))
 
 
 def _has_only_files(data: Buffer, part: Part) -> bool:

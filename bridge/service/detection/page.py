@@ -24,7 +24,7 @@ MAX_HIDDEN = 200  # elements
 MAX_NESTED = 50  # elements of the same name within a hidden one
 _MAX_TAG = 4000
 _NOT_SHOWN = (("<!--", "-->"), ("<style", "</style"), ("<script", "</script"), ("<title", "</title"))
-_MARK = re.compile(r"<(img|form|script|base(?=[\s/])|area|!--|style|title)")  # one search instead of eight
+_MARK = re.compile(r"<(img|form(?=[\s/>])|script|base(?=[\s/])|area|!--|style|title)")  # one search instead of eight
 _TAG = re.compile(r"<[a-z/!?][^<>]*>?")
 _ANCHOR = re.compile(r"<a[\s/]")
 _ATTRIBUTE = re.compile(r"[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+(?:\"([^\"]*+)\"?|'([^']*+)'?|([^\s>]*+)))?")

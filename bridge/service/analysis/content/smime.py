@@ -46,9 +46,14 @@ class _Element(NamedTuple):
         return self.tag & ~_CONSTRUCTED == _OCTETS
 
 
+def is_cms(data: bytes) -> bool:
+    """Whether it begins with a ContentInfo of a type that belongs to S/MIME."""
+    return data[:1] == b"\x30" and _PKCS in data[:24]
+
+
 def looks_like_cms(data: bytes) -> bool:
-    """Whether it begins with a ContentInfo of a type that belongs to S/MIME, or names one in a line before Base64."""
-    return (data[:1] == b"\x30" and _PKCS in data[:24]) or _PEM_BEGIN.search(data[:_PEM_START]) is not None
+    """The same, or it names one in a line before Base64."""
+    return is_cms(data) or _PEM_BEGIN.search(data[:_PEM_START]) is not None
 
 
 def contents(data: bytes, budget: Budget) -> Iterator[bytes]:
