@@ -241,7 +241,7 @@ def _keys(kind: Kind, row: Row) -> list[str]:
 # thinks, for some days at a time, the newest first. What occurs very often is found at once without it.
 
 # Days, and how many mails count as very often there.
-_SPANS = ((1 / 24, 1_000), (1, 2_000), (2, 4_000), (4, 8_000), (36_500, 20_000))
+_SPANS = ((1 / 24, 1_000), (1 / 4, 1_500), (1, 2_000), (6, 10_000), (36_500, 20_000))
 _BY_INDEX = ("SET LOCAL enable_seqscan = off", "SET LOCAL enable_indexscan = off", "SET LOCAL jit = off")
 _AS_USUAL = ("SET LOCAL enable_seqscan = on", "SET LOCAL enable_indexscan = on")
 
