@@ -4,7 +4,8 @@ Attempts carry the same key if the process that saw the later one knew of the de
 a restart, hidden addresses), the sender and the Message-ID join an attempt to an earlier one that was deferred or
 given up. A Message-ID is the sender's word, so a mail that has already been decided on is never joined to another by
 it. Mail servers send a message to many recipients in several transactions, which have the same content: only those that
-have a recipient in common are attempts to deliver one mail.
+have a recipient in common are attempts to deliver one mail. Recipients who were deferred together may be treated
+differently later: their mails then begin with the same attempts.
 """
 
 from __future__ import annotations
@@ -118,22 +119,47 @@ def _is_related(entry: MailEntry, other: MailEntry) -> bool:
     return other.row.message_id == entry.row.message_id and other.row.sender == entry.row.sender
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Attempt:
+    entry: MailEntry
+    recipients: Recipients
+    previous: _Attempt | None
+    keys: frozenset[str]  # its own, and those of the attempts before it
+
+    def to_here(self) -> list[MailEntry]:
+        attempt, found = self.previous, [self.entry]
+        while attempt is not None:
+            found.append(attempt.entry)
+            attempt = attempt.previous
+        return found[::-1]
+
+
 def _groups(ordered: Sequence[MailEntry]) -> list[list[MailEntry]]:
-    groups: list[list[MailEntry]] = []
-    recipients = {identity(entry): recipients_of(entry) for entry in ordered}
+    """The attempts with each mail; the first ones may belong to several mails."""
+    known: list[_Attempt] = []
     for entry in ordered:
-        own = recipients[identity(entry)]
-        for group in groups:
-            if entry.row.id and entry.row.id in [other.row.id for other in group]:  # other recipients, other answers
-                continue
-            is_same = bool(entry.row.attempt) and entry.row.attempt in [other.row.attempt for other in group]
-            is_next = is_open(group[-1]) and entry.row.at - group[-1].row.at < _RETRY_S
-            if (is_same or is_next) and any(share_recipients(own, recipients[identity(other)]) for other in group):
-                group.append(entry)
-                break
-        else:
-            groups.append([entry])
-    return groups
+        recipients, keys = recipients_of(entry), frozenset({entry.row.attempt} - {""})
+        previous = _previous(known, entry, recipients)
+        known.append(_Attempt(entry, recipients, previous, keys if previous is None else keys | previous.keys))
+    repeated = {attempt.previous for attempt in known}
+    return [attempt.to_here() for attempt in known if attempt not in repeated]
+
+
+def _previous(known: Sequence[_Attempt], entry: MailEntry, recipients: Recipients) -> _Attempt | None:
+    """The attempt that this one repeats, for all of its recipients or for some."""
+    ended: set[_Attempt | None] = set()  # with a decision, and whatever came before that
+    for attempt in reversed(known):
+        if attempt in ended:
+            ended.add(attempt.previous)
+        elif entry.row.id and entry.row.id == attempt.entry.row.id:  # other recipients, other answers
+            continue
+        elif share_recipients(recipients, attempt.recipients):
+            if entry.row.attempt in attempt.keys:
+                return attempt
+            if is_open(attempt.entry) and entry.row.at - attempt.entry.row.at < _RETRY_S:
+                return attempt
+            ended.add(attempt.previous)
+    return None
 
 
 def _before(store: HistoryReader, first: MailEntry) -> list[MailEntry]:

@@ -437,6 +437,38 @@ def test_another_part_of_the_recipients_was_taken_for_the_next_attempt(store: Sq
     assert "was delivered" in tell(whole(store, one), Surroundings(), None).fate
 
 
+@pytest.mark.parametrize("key", ["", "k"])
+def test_a_quarantined_mail_was_told_as_delivered_to_another_recipient(store: SqliteHistory, key: str) -> None:
+    """Two recipients were deferred together, and then treated differently (personal lists): the story of either one,
+    and of the id of the quarantined mail, was that of the recipient who came last."""
+    add(
+        store,
+        mail(1, attempt=key, recipients="a@example.org\nb@example.org", **DEFERRED),
+        mail(2, attempt=key, recipients="b@example.org", action="quarantine", rule=rule_names.PERSONAL_BLOCK),
+        mail(3, attempt=key, recipients="a@example.org"),
+    )
+    assert found(store) == [["ID0001", "ID0003"], ["ID0001", "ID0002"]]
+    [held] = gather(store.find(HistoryQuery(what="ID0002")))
+    told = text(tell(whole(store, held), Surroundings(), None))
+    assert "to <b@example.org> was deferred once, then quarantined" in told
+    assert "The same mail was delivered for <a@example.org>." in told and "Attempt 3" not in told
+
+
+def test_a_recipient_who_had_the_mail_was_told_about_the_next_attempt_for_another(store: SqliteHistory) -> None:
+    """Of two recipients who were deferred, one got the mail at the next attempt, and the other was deferred again."""
+    add(
+        store,
+        mail(1, attempt="k", recipients="a@example.org\nb@example.org", **DEFERRED),
+        mail(2, attempt="k", recipients="a@example.org"),
+        mail(2, at=NOON + 2.1, attempt="k", recipients="b@example.org", **DEFERRED),
+        mail(3, attempt="k", recipients="b@example.org", action="reject"),
+    )
+    assert found(store) == [["ID0001", "ID0002", "ID0003"], ["ID0001", "ID0002"]]
+    refused, delivered = (whole(store, one) for one in gather(store.find(HistoryQuery())))
+    assert "was deferred twice, then refused" in tell(refused, Surroundings(), None).fate
+    assert "was deferred once, then delivered" in tell(delivered, Surroundings(), None).fate
+
+
 @pytest.mark.parametrize("more", [
     {"accepted": ["b@example.org"]},
     {"replies": {"b@example.org": "250 2.0.0 Ok", "c@example.org": "550 5.1.1 no such user"}},
