@@ -89,6 +89,7 @@ class PersonalSplit:
         other = Record(_part(whole, withheld.indexes, new_id()), record.size, record.tenant)
         other.message_id, other.subject, other.scanner = record.message_id, record.subject, record.scanner
         other.rule, other.doubts, other.unchecked = record.rule, record.doubts, record.unchecked
+        other.late, other.wait_s, other.scan_s = record.late, record.wait_s, record.scan_s  # the same scan
         other.outcome = await self._carry_out_one(other, withheld, usual)
         if isinstance(other.error, StoreError) and not whole.is_per_recipient:
             return not_stored(record, other.error, usual.result)

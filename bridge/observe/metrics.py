@@ -474,7 +474,7 @@ class Metrics(Collector):
         if record.would is not None:
             self.shadow_mails.values[listener, record.would] += 1
         self.replies.values[listener, f"{outcome.reply.code // 100}xx"] += 1
-        if record.scan_s:
+        if record.scan_at:  # not a part of a mail whose scan is counted with the other part
             self.wait.observe(listener, record.wait_s)
             self.scan.observe(listener, record.scan_s)
         if record.relay_s:

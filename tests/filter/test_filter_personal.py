@@ -14,7 +14,7 @@ import pytest
 from bridge.lists.personal_store import FILE, PersonalLists
 from bridge.runtime.database import Database
 from bridge.testing import RunningBridge, answer, result, running_bridge, until
-from tests.filter.smtp_kit import MAIL, Client, counted, mail_lines, send
+from tests.filter.smtp_kit import MAIL, Client, Gate, counted, mail_lines, send
 from tests.intake.milter.milter_kit import Mta, frame
 from tests.recipients import recipients_kit
 
@@ -477,6 +477,30 @@ def test_nobody_may_allow(tmp_path: Path) -> None:
         bridge.scanner.reply = SPAM
         assert send(bridge, sender=SENDER, recipients=(ANNA,)).startswith("250 ")
         assert len(bridge.quarantined) == 1 and not recipients(bridge)
+
+
+def test_the_withheld_part_of_a_mail_seemed_scanned_in_no_time(bridge: RunningBridge, personal: Personal) -> None:
+    """Both parts tell of the one scan, so both are said to have come before it; the metrics count it once."""
+    personal.add("block", ANNA, SENDER)
+    before = counted(bridge, "scan_seconds_count", listener="test")
+    with mail_lines() as lines:
+        assert send(bridge, sender=SENDER, recipients=(BEN, ANNA)).startswith("250 ")
+    first, second = (line["scan_ms"] for line in lines)
+    assert first == second > 0
+    assert counted(bridge, "scan_seconds_count", listener="test") == before + 1
+
+
+def test_the_withheld_part_of_a_mail_seemed_scanned_again(tmp_path: Path) -> None:
+    """Its decision came late, from the scan of an earlier attempt, as that of the other part did."""
+    with running_bridge(tmp_path, deadline="1s") as bridge:
+        Personal(bridge).add("block", ANNA, SENDER)
+        gate = Gate(bridge, answer(200, result()))
+        assert send(bridge, sender=SENDER, recipients=(BEN, ANNA)).startswith("451 4.4.7 ")
+        gate.open()
+        until(lambda: not bridge.daemon.admission.in_processing, "the scan to end")
+        with mail_lines() as lines:
+            assert send(bridge, sender=SENDER, recipients=(BEN, ANNA)).startswith("250 ")
+        assert [(line["action"], line.get("late")) for line in lines] == [("quarantine", "hit"), ("relay", "hit")]
 
 
 def test_shadow_mode_changes_nothing(tmp_path: Path) -> None:
