@@ -175,7 +175,7 @@ def _parts(record: Record, outcome: Outcome, error: NextHopError) -> Iterator[Re
             unsure=frozenset(range(len(positions)) if is_unsure else ()),
             unscanned=record.unscanned if is_accepted else "",
             next_id=",".join(dict.fromkeys(filter(None, map(queue_id_in, replies)))) if is_accepted else "",
-            next_replies=replies if is_accepted and record.next_replies else (),
+            next_replies=replies if is_accepted else (),  # LMTP: each may have its own queue id
         )
 
 

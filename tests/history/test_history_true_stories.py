@@ -228,6 +228,17 @@ def test_each_recipient_has_the_story_of_its_own_answer(tmp_path: Path) -> None:
     assert (entry.row.reply, entry.row.next_id) == ("550 5.1.1 no such user", "")
 
 
+def test_several_queue_ids_were_looked_for_as_one(tmp_path: Path) -> None:
+    """The next hop gave each recipient an own queue id, and refused another recipient."""
+    answers = {b"x": b"250 Ok: queued as AAAA1", b"y": b"250 Ok: queued as BBBB2", b"z": b"550 5.1.1 no such user"}
+    hop = NextHop(lmtp=True, replies={b". <%b@a.example>" % name: reply for name, reply in answers.items()})
+    with next_hops(hop), running_bridge(tmp_path, {"relay": {"next_hop": hop.url}}, protocol="lmtp") as bridge:
+        send_lmtp(bridge, "x@a.example", "y@a.example", "z@a.example")
+        [told] = stories(bridge, recipient="y@a.example")
+    assert f"The next hop {hop.url} accepted it for <y@a.example> as BBBB2 after" in text(told)
+    assert "grep -F BBBB2 /var/log/mail.log" in told.commands and "AAAA1,BBBB2" not in text(told)
+
+
 # Lists
 
 
