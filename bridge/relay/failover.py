@@ -52,6 +52,8 @@ class Failover:
                 return await self._try(hop, tx, head, deadline)
             except (CannotConnect, CannotCarry) as exc:
                 failures.append(exc)
+                if exc.reply is LATE:  # there is no time left for another one; the next mail goes there
+                    break
         raise _weightiest(failures)
 
     async def probe(self) -> tuple[str, ...]:

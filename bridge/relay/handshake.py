@@ -29,6 +29,10 @@ log = logging.getLogger("bridge.relay")
 
 TlsMode = Literal["none", "opportunistic", "required"]
 
+# A next hop that does not answer for this part of its time to connect counts as down, even if the mail's deadline came
+# first: every mail may have less time than that, and none would ever go to another next hop.
+_ENOUGH = 0.25
+
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
@@ -54,14 +58,16 @@ class _TlsFailed(Exception):
 
 async def open_connection(settings: RelaySettings, names: NameLookup, until: float) -> NextHopConnection:
     """A connection ready for MAIL. Raises NextHopError."""
-    limit = min(asyncio.get_running_loop().time() + settings.connect_timeout_s, until)
+    now = asyncio.get_running_loop().time()
+    limit = min(now + settings.connect_timeout_s, until)
     try:
         async with asyncio.timeout_at(limit):
             return await _open(settings, names)
     except OSError as exc:  # TimeoutError and ssl.SSLError are OSErrors
         late = limit == until and isinstance(exc, TimeoutError)
         if late:
-            raise NextHopError(LATE, f"{settings.next_hop}: timed out") from exc
+            is_down = until - now >= settings.connect_timeout_s * _ENOUGH
+            raise (CannotConnect if is_down else NextHopError)(LATE, f"{settings.next_hop}: timed out") from exc
         raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {reason(exc) or 'timed out'}") from exc
 
 

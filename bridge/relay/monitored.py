@@ -60,11 +60,11 @@ class MonitoredRelay:
         return delivered
 
     def _on_failure(self, exc: NextHopError) -> None:
-        if isinstance(exc, CannotConnect):
+        if exc.reply == LATE:  # the mail may have had too little time: one mail must not make a next hop look down
+            result = "lost"
+        elif isinstance(exc, CannotConnect):
             self._learn(False, exc)
             result = "unreachable"
-        elif exc.reply == LATE:  # there may never have been a connection
-            result = "lost"
         elif exc.reply == LOST:
             self._learn(True)
             result = "lost"

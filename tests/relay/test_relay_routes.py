@@ -11,13 +11,15 @@ import pytest
 
 from bridge.mail.envelope import Recipient
 from bridge.mail.next_hop import NextHopError
+from bridge.relay import client_replies
 from bridge.relay.failover import Failover
 from bridge.relay.maildir import Maildir
+from bridge.relay.monitored import MonitoredRelay
 from bridge.relay.relay import Mixed, Relay, RelaySettings, SmtpRelay
 from bridge.relay.routes import Routes
 from bridge.runtime.endpoints import Endpoint, NextHop
 from bridge.testing import free_port
-from tests.relay.scripted_hop import DROP, HEAD, ScriptedHop, make_tx, soon
+from tests.relay.scripted_hop import DROP, HANG, HEAD, ScriptedHop, make_tx, soon
 
 
 def nobody() -> SmtpRelay:
@@ -25,7 +27,7 @@ def nobody() -> SmtpRelay:
     return SmtpRelay(RelaySettings(NextHop("smtp", Endpoint("127.0.0.1", free_port())), "bridge.example"))
 
 
-def failover(*relays: SmtpRelay, shun_s: float = 60.0) -> Failover:
+def failover(*relays: Relay, shun_s: float = 60.0) -> Failover:
     return Failover([(f"hop{number}", relay) for number, relay in enumerate(relays)], shun_s)
 
 
@@ -51,6 +53,35 @@ async def test_a_next_hop_that_is_down_is_passed_over(caplog: pytest.LogCaptureF
         assert len(second.contents) == 3
         assert len(first.connections) == (1 if greeting else 0)
         assert sum("skipping it" in record.message for record in caplog.records) == 1
+        await relay.close()
+
+
+async def test_a_silent_next_hop_kept_all_mail_whose_deadline_came_before_its_time_to_connect() -> None:
+    """`connect_timeout` was longer than what a slow scan leaves of the deadline, so the second one was never used."""
+    async with ScriptedHop({"GREETING": HANG}) as first, ScriptedHop() as second:
+        results: list[str] = []
+        monitored = MonitoredRelay(
+            "hop0", SmtpRelay(first.settings(connect_timeout_s=1.0)), lambda name, result: results.append(result)
+        )
+        relay = failover(monitored, SmtpRelay(second.settings()))
+        with pytest.raises(NextHopError, match="timed out") as exc:
+            await relay.deliver(make_tx(), HEAD, asyncio.get_running_loop().time() + 0.4)
+        assert exc.value.reply == client_replies.LATE
+        for _ in range(2):
+            await relay.deliver(make_tx(), HEAD, soon())
+        assert (len(second.contents), len(first.connections)) == (2, 1)
+        assert results == ["lost"] and monitored.is_up is None  # one slow mail does not raise the alarm
+        await relay.close()
+
+
+async def test_a_mail_without_time_says_nothing_about_the_next_hop() -> None:
+    async with ScriptedHop({"GREETING": HANG}) as first, ScriptedHop() as second:
+        relay = failover(SmtpRelay(first.settings()), SmtpRelay(second.settings()))
+        for _ in range(2):
+            with pytest.raises(NextHopError) as exc:
+                await relay.deliver(make_tx(), HEAD, asyncio.get_running_loop().time() + 0.1)
+            assert exc.value.reply == client_replies.LATE
+        assert not second.connections and not any(hop.down for hop in relay._hops)
         await relay.close()
 
 
