@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from time import monotonic
 
-from bridge.mail.next_hop import NextHopError
+from bridge.mail.next_hop import Interrupted, NextHopError
 from bridge.mail.transaction import Transaction
 from bridge.relay.client_replies import LATE, LOST
 from bridge.relay.handshake import CannotConnect
@@ -54,6 +54,9 @@ class MonitoredRelay:
             delivered = await self._relay.deliver(tx, head, deadline)
         except NextHopError as exc:
             self._on_failure(exc)
+            raise
+        except Interrupted:  # an answer that comes now is late: no client reads it
+            self._on_result(self.name, "lost")
             raise
         self._learn(True)
         self._on_result(self.name, "taken")

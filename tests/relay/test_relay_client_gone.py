@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.testing import Background, NextHop, RunningBridge, running_bridge
+from bridge.testing import Background, NextHop, RunningBridge, running_bridge, until
+from tests.filter.smtp_kit import counted
 
 
 @dataclass
@@ -79,6 +80,7 @@ def test_after_the_dot_the_relay_is_finished_whatever_the_client_does(
     with held(tmp_path, b".", protocol) as (bridge, hop, background):
         leave_while_held(bridge, hop, protocol)
         assert not hop.ended.acquire(timeout=0.2), "hung up on the next hop"
+        until(lambda: counted(bridge, "next_hop_mails_total", next_hop=hop.url, result="lost") == 1, "the count")
         background.loop.call_soon_threadsafe(hop.go_on.set)
         with bridge.client() as client:
             client.open(b"LHLO x" if protocol == "lmtp" else b"EHLO x")
