@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from bridge.config.fields import FILE_LOOKUP, Section, TenantUid, refuse_twice
+from bridge.config.fields import FILE_LOOKUP, OnlyTenants, Section, refuse_twice
 
 
 class ApiToken(Section):
@@ -16,10 +16,8 @@ class ApiToken(Section):
         description="Name of the token's user, for people who read this file.",
     )
     token_file: str = Field(description=f"File that contains the bearer token. {FILE_LOOKUP}")
-    tenants: list[TenantUid] | None = Field(
-        None,
-        min_length=1,
-        description="The token's user sees only the mail of these tenants. Default: all mail.",
+    tenants: OnlyTenants = Field(
+        None, description="The token's user sees only the mail of these tenants. Default: all mail."
     )
 
 

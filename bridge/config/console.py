@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from bridge.config.fields import CA_FILE, FILE_LOOKUP, AddressField, Network, SecretFile, Section, TenantUid, base_url
+from bridge.config.fields import CA_FILE, FILE_LOOKUP, AddressField, Network, OnlyTenants, SecretFile, Section, base_url
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.units import Duration
 
@@ -20,9 +20,7 @@ RoleName = Literal["viewer", "releaser", "admin"]
 class OidcRole(Section):
     group: str = Field(min_length=1, max_length=200, description="A value of the group claim.")
     role: RoleName = Field(description="What members of the group may do.")
-    tenants: list[TenantUid] | None = Field(
-        None, min_length=1, description="Members see only the mail of these tenants. Default: all mail."
-    )
+    tenants: OnlyTenants = Field(None, description="Members see only the mail of these tenants. Default: all mail.")
 
 
 class Oidc(Section):

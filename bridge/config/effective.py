@@ -22,6 +22,9 @@ def effective(conf: Config, *, hides_paths: bool = False) -> dict[str, Any]:
     for shown, tenant in zip(data["tenants"], conf.tenants, strict=True):
         # Keys that a tenant does not set come from the listener; if printed here, they would override it.
         shown["policy"] = tenant.policy.model_dump(mode="json", include=tenant.policy.model_fields_set)
+    for limited in (*data["api"]["tokens"], *(((data["console"] or {}).get("oidc") or {}).get("roles") or ())):
+        if limited["tenants"] is None:  # all mail: the configuration refuses the key without a tenant
+            del limited["tenants"]
     _hide_secrets(data, hides_paths)
     shorten(data)
     return data

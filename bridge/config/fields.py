@@ -19,6 +19,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     PlainSerializer,
     ValidationInfo,
     WithJsonSchema,
@@ -105,6 +106,26 @@ def _tenant(value: Any) -> str:
 
 
 TenantUid = Annotated[str, BeforeValidator(_tenant), WithJsonSchema({"type": "string", "format": "uuid"})]
+
+
+def _names_some(value: Any) -> Any:
+    """A key with nothing behind it, for example because its entries are commented out, must not mean all mail."""
+    if value is None:
+        raise ValueError("no tenant is listed here: list at least one, or remove this key to allow all mail")
+    return value
+
+
+def _without_default(schema: dict[str, Any]) -> None:
+    del schema["default"]  # null, which must not be written
+
+
+# Whose mail may be seen. Without the key: all mail.
+OnlyTenants = Annotated[
+    list[TenantUid] | None,
+    Field(min_length=1, json_schema_extra=_without_default),
+    BeforeValidator(_names_some),
+    WithJsonSchema({"type": "array", "items": {"type": "string", "format": "uuid"}, "minItems": 1}),
+]
 
 
 _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")

@@ -96,6 +96,7 @@ def listener(**keys: Any) -> str:
 
 
 COPIED = {"action": "relay", "keep_copy": True}
+OIDC = {"issuer": "https://login.example.org", "client_id": "x"}
 ROUND_TRIPS = {
     "small": SMALL,
     "example": EXAMPLE,
@@ -111,5 +112,7 @@ ROUND_TRIPS = {
         quarantine={"retention": "1.1d"},
         scanner={"status_interval": "0.1015s", "urls": ["https://h:1/", "https://i"]},
         spool={"memory_per_mail": "1001B"},
+        api={"tokens": [{"name": "all", "token_file": "a"}, {"name": "one", "token_file": "b", "tenants": [TENANT]}]},
+        console={"oidc": {**OIDC, "roles": [{"group": "a", "role": "admin"}]}},
     ),
 }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.config.config_kit import OWN, TENANT, changed, listener, load, mistakes
+from tests.config.config_kit import OIDC, OWN, TENANT, changed, listener, load, mistakes
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,12 @@ from tests.config.config_kit import OWN, TENANT, changed, listener, load, mistak
         (changed(scanner={"tenant_uid": "17"}), "for a new tenant, `uuidgen` prints one"),
         (changed(scanner={"status_interval": "0s"}), "expected at least 0.1"),
         (changed(scanner={"connect_timeout": "0s"}), "a number above 0"),
+        (changed(api={"tokens": [{"name": "t", "token_file": "t", "tenants": None}]}), "no tenant is listed here"),
+        (changed(api={"tokens": [{"name": "t", "token_file": "t", "tenants": []}]}), "expected 1 or more entries"),
+        (
+            changed(console={"oidc": {**OIDC, "roles": [{"group": "g", "role": "viewer", "tenants": None}]}}),
+            "no tenant is listed here",
+        ),
         (listener(address="0.0.0.0:25"), "list the mail servers that may use it, or listen on 127.0.0.1"),
         (listener(address="[::]:25"), "can be reached from other machines"),
         (listener(address="mail.example.org:25"), "can be reached from other machines"),
