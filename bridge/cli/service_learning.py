@@ -85,23 +85,26 @@ def export_votes(path: Path | None, own: Path | None, scope: str) -> None:
 @learning.command("import")
 @own_config
 @_tenant
-@click.argument("file", type=click.File("r", encoding="utf-8"))
+@click.argument("file", type=click.File("r", encoding="utf-8", errors="surrogateescape"))
 @click.pass_obj
 def import_votes(path: Path | None, own: Path | None, scope: str, file: TextIO) -> None:
     """Replace the votes that --tenant selects with those in FILE, written by `export`; `-` is standard input.
 
-    If any line is invalid, nothing is changed.
+    If any line is invalid, or if there are no votes, nothing is changed.
     """
     from bridge.service.learning.store import VoteStore
     from bridge.service.learning.votes import BadVote, Vote
 
     votes = []
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), ""), 1):
         try:
-            votes.append(Vote.from_json(line[:_MAX_LINE]))
+            votes.append(Vote.from_json(line))
         except BadVote as exc:
             say(f"line {number}: {exc}; nothing was changed", err=True)
             sys.exit(1)
+    if not votes:  # an export that failed, for example
+        say("the file has no votes; nothing was changed (`learning reset` deletes all votes)", err=True)
+        sys.exit(1)
     with opened_store(own or path) as store:
         count = VoteStore(store).replace(scope, votes)
     say(f"{counted(count, 'vote')} stored", err=True)

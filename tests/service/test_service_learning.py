@@ -354,6 +354,22 @@ def test_two_nodes_learn_from_each_other(tmp_path) -> None:
         assert command(tmp_path, "learning", "export").stdout == saved.stdout
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe{\0", b"\x1f\x8b\x08\xff", b"{" * 50_000], ids=["empty", "utf-16", "gzip", "long"]
+)
+def test_an_import_of_something_else_deletes_nothing(tmp_path, content) -> None:
+    """Such as the empty file that a failed export leaves, or one that was compressed."""
+    (tmp_path / "service.yml").write_text(CONFIG)
+    vote = Vote("a" * 64, "b" * 64, "spam", "shop.example", "", ("signal",), time.time()).to_json()
+    (tmp_path / "votes.jsonl").write_text(f"{vote}\n")
+    assert command(tmp_path, "learning", "import", "votes.jsonl").returncode == 0
+    (tmp_path / "other").write_bytes(content)
+    refused = command(tmp_path, "learning", "import", "other")
+    assert refused.returncode == 1 and "nothing was changed" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert command(tmp_path, "learning", "export").stdout == f"{vote}\n"
+
+
 def test_a_tenants_reports_stay_with_the_tenant(tmp_path) -> None:
     """Nobody else's mail is judged differently because of them."""
     with service(tmp_path) as running:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, select
 
+from bridge.errors import BridgeError
 from bridge.runtime.database import insert_into
 from bridge.service.learning.votes import Vote
 from bridge.service.learning_tables import learning_scope, learning_vote
@@ -26,7 +27,7 @@ MAX_SCOPES = 10_000
 BATCH = 500
 
 
-class TooManyScopes(Exception):
+class TooManyScopes(BridgeError):
     """Votes are already kept for the maximum number of tenants."""
 
 
@@ -142,7 +143,7 @@ def _touch(connection: Connection, scope: str, max_scopes: int) -> None:
     """Take the lock of the scope, and tell other nodes. Raises TooManyScopes."""
     known = connection.execute(select(learning_scope.c.scope).where(learning_scope.c.scope == scope)).first()
     if known is None and _number_of_scopes(connection) >= max_scopes:
-        raise TooManyScopes
+        raise TooManyScopes(f"there are already votes for {max_scopes:,} tenants, the maximum")
     # A scope that was deleted and exists again must not have a version that it had before.
     first = insert_into(connection, learning_scope).values(scope=scope, version=time.time_ns() // 1000)
     more = {"version": learning_scope.c.version + 1}
