@@ -116,7 +116,11 @@ def ask_secret(question: str) -> str:
     """
     if sys.stdin.isatty():
         return str(click.prompt(visible(question), hide_input=True, confirmation_prompt=True, err=True))
-    return sys.stdin.readline().rstrip("\r\n")
+    line = sys.stdin.buffer.readline()
+    try:
+        return line.decode().rstrip("\r\n")  # in every locale
+    except UnicodeDecodeError:
+        raise click.ClickException("standard input is not UTF-8 text") from None
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:

@@ -333,6 +333,23 @@ def test_an_old_terminal_breaks_no_command(place: Place, encoding: str) -> None:
         assert b"Traceback" not in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "closed", "code"),
+    [
+        (["quarantine", "delete", "--all"], "<&-", 2),
+        (["history"], ">&-", 0),
+        (["history"], "2>&-", 0),
+        (["stats"], "<&- >&- 2>&-", 0),
+    ],
+)
+def test_standard_streams_may_be_closed(shared: Place, words: list[str], closed: str, code: int) -> None:
+    """Nobody is asked, and nothing is printed there; there is no traceback."""
+    script = f'exec "$0" -m bridge "$@" {closed}'
+    program = ["sh", "-c", script, sys.executable, *shared.command(*words)]
+    done = subprocess.run(program, capture_output=True, check=False, timeout=90)
+    assert done.returncode == code and b"Traceback" not in done.stderr, done.stderr
+
+
 FILES = sorted((Path(bridge.__file__).parent / "cli").rglob("*.py"))
 _WRITERS = {"echo", "secho", "echo_via_pager", "confirm", "prompt", "print", "Console", "getpass"}
 _ALLOWED = {  # each with what makes it safe
@@ -342,8 +359,7 @@ _ALLOWED = {  # each with what makes it safe
         "click.prompt",
         "Console",
         "sys.stderr.write",
-        "sys.stdin.readline",
-        "sys.stdin.readline().rstrip",
+        "sys.stdin.buffer.readline",
     },  # the one place
     "top/live.py": {"screen.print"},  # a picture, on the console of `terminal`
 }

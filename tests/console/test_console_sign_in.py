@@ -7,8 +7,10 @@ from contextlib import closing
 from itertools import product
 
 import pytest
+from click.testing import CliRunner
 from sqlalchemy import delete, update
 
+from bridge.cli import main
 from bridge.console import database
 from bridge.console.guard import SESSION_COOKIE
 from bridge.console.roles import Role
@@ -221,3 +223,11 @@ def test_mistakes_are_explained(own: World, words: tuple[str, ...], typed: str, 
     """Nothing is changed."""
     done = own.console.command(*words, input=typed)
     assert done.returncode in (1, 2) and said in done.stderr
+
+
+def test_a_password_of_another_encoding_is_explained(own: World) -> None:
+    """Such as one from a script in ISO 8859-1."""
+    words = ["console", "user", "add", "ann", "--role", "admin", "-c", str(own.console.config)]
+    done = CliRunner().invoke(main, words, input="ein langes Paßwort\n".encode("iso-8859-1"))
+    assert done.exit_code == 1 and "standard input is not UTF-8 text" in done.output
+    assert own.console.command("user", "list").stdout == ""
