@@ -188,6 +188,11 @@ def embedded_on_admin_port(world: World) -> None:
     world.data["scanner"]["urls"] = [f"http://{world.data['admin']['address']}"]
 
 
+def trust_everybody(world: World) -> None:
+    address = world.listener["address"].replace("127.0.0.1", "0.0.0.0")
+    world.listener.update(address=address, trusted_clients=["0.0.0.0/0", "10.0.0.0/8", "fc00::/7"])
+
+
 MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
     "wrong token": (lambda w: status(w, answer(401)), "PROBLEM", "service's token into token (scanner.token_file)"),
     "token for all": (lambda w: (w.directory / "token").chmod(0o644), "WARNING", "chmod 600"),
@@ -209,6 +214,7 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
     "too few descriptors": (lambda w: w.data["limits"].update(max_connections=10**9), "WARNING", "LimitNOFILE="),
     "admin port taken": (lambda w: take(w, w.data["admin"]["address"]), "PROBLEM", "admin.address: cannot listen on"),
     "the service on the admin port": (embedded_on_admin_port, "PROBLEM", "it has the same address as admin"),
+    "everybody is trusted": (trust_everybody, "WARNING", "0.0.0.0/0 lets strangers send mail"),
     "slow mail passes": (lambda w: w.data.update(policy={"deadline": "relay"}), "WARNING", "policy.deadline: a mail"),
     "failing mail passes": (lambda w: w.listener.update(policy={"failed": "relay"}),
                             "WARNING", "use tempfail or quarantine"),

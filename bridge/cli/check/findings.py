@@ -29,7 +29,7 @@ async def _findings(conf: Config) -> AsyncIterator[Finding]:
     sockets = [*local.check_listeners(conf, state), local.check_admin(conf, state)]
     faulty = {finding.what for finding in sockets if finding.problem}
     shared = [finding for finding in local.check_addresses(conf) if finding.what not in faulty]
-    for finding in (*sockets, *shared, *local.check_api(conf), *local.check_policies(conf)):
+    for finding in (*sockets, *shared, *local.check_trust(conf), *local.check_api(conf), *local.check_policies(conf)):
         yield finding
     yield local.check_descriptors(conf, state)
     if conf.embedded_service and not running:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import resource
@@ -175,6 +176,21 @@ def check_addresses(conf: Config) -> Iterator[Finding]:
         other = seen.setdefault(address, name)
         if other != name:
             yield Finding(name, f"{key}: it has the same address as {other}, {address}: give one of them another port")
+
+
+_LARGEST = 7  # bits of the largest private network, fc00::/7
+
+
+def check_trust(conf: Config) -> Iterator[Finding]:
+    """Networks so large that strangers are in them: they could send mail that nobody checks again."""
+    for listener in conf.listeners:
+        if listener.address.is_local or listener.protocol == "mta-hooks":  # which needs a token
+            continue
+        for network in listener.trusted_clients:
+            if ipaddress.ip_network(network).prefixlen < _LARGEST:
+                where = f"listeners.{listener.name}.trusted_clients"
+                warning = f"{where}: {network} lets strangers send mail through the bridge: list only your mail servers"
+                yield Finding(f"listener {listener.name}", warning=warning)
 
 
 _UNSCANNED = {
