@@ -8,8 +8,9 @@ import re
 
 from bridge.runtime.visible_text import visible
 
-# At the start, or after a semicolon, which separates cells in some countries. The last four are full-width forms.
-_FORMULA = re.compile("(^|;)( *[=+@\uff1d\uff0b\uff0d\uff20-])")
+# At the start, or after a semicolon, which separates cells in some countries, where quotes are then removed.
+# The last four are full-width forms.
+_FORMULA = re.compile('(^|;)([ "]*[=+@\uff1d\uff0b\uff0d\uff20-])')
 
 
 def csv_row(*cells: str) -> str:

@@ -248,15 +248,19 @@ def test_a_pipe_gets_whole_cells_and_no_colours(here: Desk) -> None:
 
 def test_csv_is_safe_in_a_spreadsheet(own: Desk) -> None:
     """RFC 4180; no cell is a formula, and quotes, commas and line ends stay in their cell."""
-    for subject in ('=HYPERLINK("http://evil.example","x")', "+1", "-1+1", "@SUM(1)", ' "a", b', "a;=1+1", "plain"):
+    subjects = ('=HYPERLINK("http://evil.example","x")', "+1", "-1+1", "@SUM(1)", ' "a", b', "a;=1+1", 'a;"=1+1&";')
+    for subject in (*subjects, "plain"):
         own.send(mail(subject), sender=b"=1@evil.example")
     done = own.run("list", "--csv")
     assert done.stdout.endswith(b"\r\n") and done.returncode == 0
     rows = list(csv.DictReader(io.StringIO(done.stdout.decode(), newline=""), strict=True))
     assert [row["subject"] for row in rows[::-1]] == [
-        "'=HYPERLINK(\"http://evil.example\",\"x\")", "'+1", "'-1+1", "'@SUM(1)", '"a", b', "a;'=1+1", "plain",
+        "'=HYPERLINK(\"http://evil.example\",\"x\")", "'+1", "'-1+1", "'@SUM(1)", '"a", b', "a;'=1+1",
+        "a;'\"=1+1&\";", "plain",
     ]  # fmt: skip
     assert rows[0]["from"] == "'=1@evil.example" and rows[0]["state"] == "kept" and rows[0]["id"] == own.ids[-1]
+    for row in csv.reader(io.StringIO(done.stdout.decode(), newline=""), delimiter=";"):
+        assert not any(cell.lstrip()[:1] in "=+-@" for cell in row if cell), row
 
 
 def test_show_has_text_attachments_scores_and_rule(own: Desk) -> None:
