@@ -15,6 +15,7 @@ import struct
 import subprocess
 import tracemalloc
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from tests.processor_time import fair_cpu_s
 from tests.requirements import library, need
 from tests.service.container_kit import deflated, tarred
 from tests.service.service_kit import EICAR, zipped
-from tests.service.test_service_documents import ole, rar5, tags
+from tests.service.test_service_documents import PACKAGE, ole, rar5, tags
 from tests.service.test_service_hidden_documents import FLATE, TYPE, embedded
 
 ZIP = zipped(("a.txt", EICAR))
@@ -380,6 +381,14 @@ def test_a_web_archive_that_word_inserts_was_read_only_under_its_own_name(name: 
 def test_a_file_in_a_document_of_hangul_was_not_read() -> None:
     content = ole({"FileHeader": b"HWP Document File", "BIN0001.OLE": deflated(EICAR)})
     assert {"malware:eicar", "office:embedded-file"} <= tags(content, "a.hwp")
+
+
+@pytest.mark.parametrize("pack", [deflated, bytes])
+def test_a_program_in_an_object_of_a_document_of_hangul_was_not_read(pack: Callable[[bytes], bytes]) -> None:
+    """The length of the object precedes it."""
+    inner = ole({"\x01Ole10Native": PACKAGE})
+    content = ole({"FileHeader": b"HWP Document File", "BIN0001.OLE": pack(struct.pack("<I", len(inner)) + inner)})
+    assert {"mime:executable", "office:embedded-file"} <= tags(content, "a.hwp")
 
 
 CALENDAR = b"BEGIN:VCALENDAR\r\nATTACH;ENCODING=BASE64;VALUE=BINARY;X-FILENAME=a:%b\r\nEND:VCALENDAR\r\n"

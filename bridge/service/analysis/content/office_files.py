@@ -217,6 +217,7 @@ def _of_stream(entry: Entry, name: str, budget: Budget) -> Iterator[Member]:
     elif _HANGUL_FILE.fullmatch(name):
         budget.take_member()
         data = decode_stream(Inflater, entry.content, 0, budget).content or entry.content
+        data = data[4:] if data.startswith(MAGIC, 4) else data  # an object, after its length
         is_picture = file_types.family_of(data) == file_types.IMAGE
         yield Member((entry.name,), data, tags=() if is_picture else (EMBEDDED,), is_disputed=True)
     elif name == "powerpoint document":
