@@ -325,6 +325,51 @@ def test_a_link_that_starts_a_program_had_no_tag(target: str) -> None:
     assert "office:launch" in tags(document(*runs), "a.docx")
 
 
+def drawn(*records: tuple[int, bytes]) -> bytes:
+    """A presentation with these records (MS-PPT 2.3.1)."""
+    packed = (struct.pack("<HHI", 0, kind, len(data)) + data for kind, data in records)
+    return ole({"PowerPoint Document": b"".join(packed)})
+
+
+def with_link(target: str) -> dict[str, bytes]:
+    """Documents in which this is the target of a link."""
+    wide = target.encode("utf-16-le")
+    record = bytes(8) + bytes(16) + struct.pack("<III", 2, 3, len(wide)) + wide
+    escaped = target.replace("\\", "\\\\")
+    return {
+        "a.rtf": b'{\\rtf1{\\field{\\*\\fldinst HYPERLINK \\\\o "read this" "%b"}}}' % escaped.encode(),
+        "a.doc": ole({"WordDocument": b'\xec\xa5 \x13 HYPERLINK "%b" \x14x\x15' % target.encode()}),
+        "a.xls": ole({"Workbook": struct.pack("<HH", 0x1B8, len(record)) + record}),
+        "a.ppt": drawn((0xFBA, wide)),
+        "a.odt": zipped(("content.xml", b'<a xmlns:x="x" x:href="%b"/>' % target.replace("&", "&amp;").encode())),
+        "a.pdf": b"%%PDF-1.4\n1 0 obj\n<</S/URI/URI(%b)>>\nendobj\n" % escaped.encode(),
+    }
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("ms-msdt:/id PCWDiagnostic", "search-ms:query=a&crumb=location:\\\\evil.example\\s"),
+        *("file://evil.example/s/a.exe", "C:\\Windows\\System32\\mshta.exe"),
+    ],
+)
+@pytest.mark.parametrize("name", list(with_link("")))
+def test_a_link_that_starts_a_program_had_no_tag_in_other_documents(name: str, target: str) -> None:
+    assert {"office:launch", "pdf:launch"} & tags(with_link(target)[name], name)
+
+
+@pytest.mark.parametrize("name", list(with_link("")))
+@pytest.mark.parametrize("target", ["https://evil.example/a.exe", "file:///C:\\docs\\plan.docx", "mailto:a@b.example"])
+def test_an_ordinary_link_has_no_tag_in_other_documents(name: str, target: str) -> None:
+    assert not {"office:launch", "pdf:launch"} & tags(with_link(target)[name], name)
+
+
+def test_an_action_in_an_old_presentation_that_starts_a_program_had_no_tag() -> None:
+    for action, is_found in ((2, True), (4, False)):  # MS-PPT 2.6.1: a program, a link
+        content = drawn((0xFF3, struct.pack("<IIB7x", 0, 1, action)))
+        assert ("office:launch" in tags(content, "a.ppt")) == is_found
+
+
 @pytest.mark.parametrize(
     "target",
     [

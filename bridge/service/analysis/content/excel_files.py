@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 from bridge.mime.references import unescaped
 from bridge.service.analysis.content import office_xml
-from bridge.service.analysis.content.office_attacks import tag_of_sheet_link
+from bridge.service.analysis.content.office_attacks import LAUNCH, starts_program_in, tag_of_sheet_link
 from bridge.service.analysis.content.pdf_files import ENCRYPTED
 from bridge.service.analysis.content.unpacking import Budget
 
 AUTO_MACRO, RUNS_PROGRAM, MACRO = "office:auto-macro", "office:macro-runs-program", "mime:macro"
 _RECORD_WORK, _PART_RECORD_WORK = 64, 300  # of an old workbook, and of a part of a new one
-_BOF, _BOUND_SHEET, _NAME, _FILE_PASS, _SUP_BOOK = 0x809, 0x85, 0x18, 0x2F, 0x1AE
+_BOF, _BOUND_SHEET, _NAME, _FILE_PASS, _SUP_BOOK, _LINK = 0x809, 0x85, 0x18, 0x2F, 0x1AE, 0x1B8
+_LINK_WORK = 20  # for each byte
 _FORMULAS = (0x06, 0x221, 0x4BC)  # Formula, Array, ShrFmla
 _MACRO_SHEET = b"\x40\0"
 _HEAD = 64  # bytes of a record that are copied
@@ -200,6 +201,10 @@ def tags_of_book(book: bytes, budget: Budget) -> Iterator[str]:
             writes = writes or _WRITES.search(book, start, at) is not None
             if _CALLS.search(book, start, at):
                 yield RUNS_PROGRAM
+        elif kind == _LINK:
+            budget.take_work(_LINK_WORK * size)
+            if starts_program_in(book[start:at], budget):
+                yield LAUNCH
         elif kind == _SUP_BOOK:
             yield from _link(book[start : start + min(size, 1024)])
         elif kind == _FILE_PASS:

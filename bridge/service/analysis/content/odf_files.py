@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator
 
 from bridge.mime.references import unescaped
-from bridge.service.analysis.content import office_xml, table_files
+from bridge.service.analysis.content import office_attacks, office_xml, table_files
 from bridge.service.analysis.content.excel_files import AUTO_MACRO, MACRO
 from bridge.service.analysis.content.office_xml import Element
 from bridge.service.analysis.content.pdf_files import ENCRYPTED, NOT_READ
@@ -56,6 +56,8 @@ def odf_members(content: bytes, names: Collection[str], budget: Budget) -> Itera
             if "<!ENTITY" in text:
                 tags.add(NOT_READ)
     links |= dict.fromkeys(element.attributes.get("href", "") for element in found)
+    if office_attacks.any_starts_program(links, budget):
+        tags.add(office_attacks.LAUNCH)
     if any(_BY_ITSELF.match(element.attributes.get("event-name", "")) for element in found):
         tags.add(AUTO_MACRO)
     for element in found:

@@ -7,7 +7,7 @@ the internet or to a program. Pure functions; nothing here raises.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from ipaddress import ip_address, ip_network
 from urllib.parse import unquote
 
@@ -43,7 +43,9 @@ _PROGRAM_FILE = re.compile(
 )
 _SHORTCUT = re.compile(r"\.(?:lnk|url)(?:[?#\s]|$)")  # usual on a file server of one's own; not over the web
 _OVER_WEB = ("@", "davwwwroot")
-_HYPERLINK = re.compile(r"\bHYPERLINK\s++(?:\"([^\"\n]*+)|([^\s\"]++))", re.IGNORECASE)
+_HYPERLINK = re.compile(r"\bHYPERLINK\s++([^\n]++)", re.IGNORECASE)
+_WORD = re.compile(r"\"([^\"]*+)|([^\s\"]++)")  # switches and their values may precede the target
+_USUAL = ("http:", "https:", "mailto:")
 _DDE_WORD = re.compile(  # the first word of a line: a host may be called `dde`
     r"^[^\w\n]*+DDE(?:AUTO)?(?![A-Za-z0-9])\s*+(?:\"([^\"\n]*+)\"|([^\s\"]++))?([^\n]*+)",
     re.IGNORECASE | re.MULTILINE,
@@ -61,6 +63,8 @@ _EQUATION = re.compile(rb"\x1c\0.{26}[\x02\x03]", re.DOTALL)
 _ASSOCIATED = re.compile(rb"\xff\xff\x12\0\0\0")
 _LONGEST_PATH = 4096  # bytes
 _PATH_WORK, _PATH_BYTE_WORK = 2000, 40  # for each, and for each of its bytes: it is read as an address
+_LINK_WORK = 100  # for each that need not be read as one
+_NARROW, _WIDE = re.compile(rb"[ -~]{4,}+"), re.compile(rb"(?:[ -~]\0){4,}+")
 _LONG_FONT = re.compile(rb"\x08[^\0]{42}")  # a name of a font longer than any: CVE-2017-11882 and CVE-2018-0802
 
 
@@ -112,10 +116,29 @@ def starts_program(target: str) -> bool:
     return bool(_PROGRAM_FILE.search(address.rest) or (is_web and _SHORTCUT.search(address.rest)))
 
 
+def any_starts_program(targets: Iterable[str], budget: Budget) -> bool:
+    """Nearly all links of a document lead to the web."""
+    for target in dict.fromkeys(targets):
+        budget.take_work(_LINK_WORK)
+        if not target[:8].lower().startswith(_USUAL):
+            budget.take_work(_PATH_WORK + _PATH_BYTE_WORK * len(target))
+            if starts_program(target):
+                return True
+    return False
+
+
 def hyperlinks(fields: str) -> Iterator[str]:
-    """The targets of links that are fields."""
+    """The targets of links that are fields, one per line; with them, what the link says when it is pointed at."""
     for match in _HYPERLINK.finditer(fields):
-        yield match[1] or match[2]
+        for quoted, word in _WORD.findall(match[1]):
+            yield quoted or word
+
+
+def starts_program_in(data: bytes, budget: Budget) -> bool:
+    """Whether one of the texts in a record of an old document is such a link, in 8-bit or in 16-bit characters."""
+    narrow = (text.decode("latin-1") for text in _NARROW.findall(data))
+    wide = (text.decode("utf-16-le") for text in _WIDE.findall(data))
+    return any_starts_program((*narrow, *wide), budget)
 
 
 def tag_of_field(fields: str) -> str:

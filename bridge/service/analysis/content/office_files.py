@@ -7,7 +7,7 @@ decompressed and searched for names, but not run or emulated. What a macro assem
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 
 from bridge.mime.encodings import decode
@@ -47,6 +47,7 @@ _XML_PART = re.compile(r"(?:^|[/\\])(?:word|xl|ppt|visio)[/\\]")
 
 # The text of an old document, without the high bytes of UTF-16: a field begins at 13, its result at 14, and ends at 15.
 _DDE_FIELD = re.compile(rb"\x13[^A-Za-z\x13-\x15]*+(DDE[^\x14\x15]*+)", re.IGNORECASE)
+_LINK_FIELD = re.compile(rb"\x13[^A-Za-z\x13-\x15]*+(HYPERLINK[^\x14\x15]*+)", re.IGNORECASE)
 _EMPTY_FIELD = re.compile(rb"\x13[^\x13-\x15]*+\x14[^A-Za-z\x13-\x15]*+\x15")  # with nothing to read in its result
 _DDE_WORK = 4096  # for each field that uses DDE
 _TEXT_WORK, _MARK_WORK = 8, 100  # for each byte of such a document, and each beginning of a field
@@ -67,6 +68,8 @@ _FIELD_MARKS = ("instrText", "fldSimple")
 _RUN = "ppaction://program"
 _SHEET_LINK = re.compile(r"<(?:[^\s<>/:]*+:)?ddeLink\s([^<>]*+)")
 _SLIDE_OBJECT = re.compile(rb"[\x00\x10]\x00\x11\x10")  # ExOleObjStg in the stream of a presentation (MS-PPT 2.10.34)
+_SLIDE_ACTION = re.compile(rb"\xf3\x0f\x10\0\0\0.{8}\x02", re.DOTALL)  # InteractiveInfoAtom: it runs a program
+_SLIDE_LINK = re.compile(rb"\xba\x0f(?=(.{4}))", re.DOTALL)  # CString, which the target of a link is
 _SLIDE_WORK = 128  # for each mark of an object, and
 _SHORT_WORK = 16  # for each byte of a stream that is short in real documents
 _OBJECT_WORK = 1024
@@ -190,10 +193,22 @@ def _tags_of_text(document: bytes, budget: Budget) -> Iterator[str]:
     """The fields of an old Word document. A field may contain another one, before its first word."""
     budget.take_work(_TEXT_WORK * len(document) + _MARK_WORK * document.count(b"\x13"))
     text = document.replace(b"\0", b"")
-    for reading in (text, _EMPTY_FIELD.sub(b"", text)):
+    readings = (text, _EMPTY_FIELD.sub(b"", text))
+    if b"hyperlink" in text.lower() and office_attacks.any_starts_program(_targets(readings, budget), budget):
+        yield office_attacks.LAUNCH
+    for reading in readings:
         for match in _DDE_FIELD.finditer(reading):
             budget.take_work(_DDE_WORK)
             yield office_attacks.tag_of_field(match[1].translate(_ONE_LINE).decode("latin-1"))
+
+
+def _targets(readings: Iterable[bytes], budget: Budget) -> Iterator[str]:
+    """Of the links that are fields of an old Word document."""
+    for reading in readings:
+        budget.take_work(_TEXT_WORK * len(reading) + _MARK_WORK * reading.count(b"\x13"))
+        for match in _LINK_FIELD.finditer(reading):
+            budget.take_work(_FIELD_WORK * len(match[1]))
+            yield from office_attacks.hyperlinks(match[1].translate(_ONE_LINE).decode("latin-1"))
 
 
 def _monikers(stream: bytes, budget: Budget) -> Iterator[str]:
@@ -239,7 +254,8 @@ def _has_password(document: bytes) -> bool:
 
 def _of_slides(stream: bytes, budget: Budget) -> Iterator[Member]:
     """Objects and macros in a presentation: OLE2 files, most often compressed."""
-    yield Member((), None, links=binary_links.links(stream, budget))
+    tags = (office_attacks.LAUNCH,) if _runs_program(stream, budget) else ()
+    yield Member((), None, tags=tags, links=binary_links.links(stream, budget))
     for match in _SLIDE_OBJECT.finditer(stream):
         budget.take_work(_SLIDE_WORK)
         at = match.end() + 4
@@ -251,6 +267,20 @@ def _of_slides(stream: bytes, budget: Budget) -> Iterator[Member]:
         if data.startswith(MAGIC):
             budget.take_member()
             yield Member(("",), data, is_disputed=True)
+
+
+def _runs_program(stream: bytes, budget: Budget) -> bool:
+    """Whether a click in a presentation does: its action, or a link."""
+    if _SLIDE_ACTION.search(stream):
+        return True
+    for match in _SLIDE_LINK.finditer(stream):
+        budget.take_work(_SLIDE_WORK)
+        at = match.end() + 4
+        text = stream[at : at + min(int.from_bytes(match[1], "little"), _LONGEST_ADDRESS)]
+        budget.take_work(_SHORT_WORK * len(text))
+        if office_attacks.starts_program_in(text, budget):
+            return True
+    return False
 
 
 def _is_file(content: bytes) -> bool:
@@ -322,10 +352,9 @@ def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[
 def _tags_of_actions(found: office_xml.Facts, fields: str, budget: Budget) -> Iterator[str]:
     if any(action.strip().lower().startswith(_RUN) for action in found.actions):
         yield office_attacks.LAUNCH
-    for target in dict.fromkeys(link for text in (fields, found.fields) for link in office_attacks.hyperlinks(text)):
-        budget.take_work(_ADDRESS_WORK)
-        if office_attacks.starts_program(target):
-            yield office_attacks.LAUNCH
+    targets = (link for text in (fields, found.fields) for link in office_attacks.hyperlinks(text))
+    if office_attacks.any_starts_program(targets, budget):
+        yield office_attacks.LAUNCH
     for macro in found.macros:
         budget.take_work(_ADDRESS_WORK + _FIELD_WORK * len(macro))
         if office_attacks.is_remote(macro):
@@ -379,6 +408,8 @@ def _of_rtf(content: bytes, budget: Budget) -> Iterator[Member]:
     tags = [office_attacks.tag_of_field(rtf.fields)]
     if any(map(office_attacks.is_remote, rtf.templates)):
         tags.append(TEMPLATE)
+    if office_attacks.any_starts_program(office_attacks.hyperlinks(rtf.fields), budget):
+        tags.append(office_attacks.LAUNCH)
     yield Member((), None, tags=tuple(filter(None, tags)), links=(*rtf.templates, rtf.fields))
     for found in chain.from_iterable(map(embedded, rtf.objects)):
         budget.take_member()

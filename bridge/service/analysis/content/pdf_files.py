@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bridge.service.analysis.content import file_types
+from bridge.service.analysis.content import file_types, office_attacks
 from bridge.service.analysis.content.pdf_objects import Objects, Reader, plain, references
 from bridge.service.analysis.content.pdf_pictures import Pictures
 from bridge.service.analysis.content.pdf_streams import Decoder, Stream, from_hex, outside, streams, without_comments
@@ -218,15 +218,20 @@ def _summary(texts: list[_Text], budget: Budget) -> Member:
         tags.add("pdf:open-action")
     links: dict[str, None] = {}
     names: dict[str, None] = {}
+    addresses: dict[str, None] = {}
     for text in texts:
         for key, value in _strings(text, budget):
             budget.take_work(_FOUND_WORK)
+            if key in ("URI", "URL"):
+                addresses[value] = None
             if key in ("URI", "URL") or _ADDRESS.match(value):
                 links[link_of(value)] = None
             elif "://" in value:  # in a script
                 links[value] = None
             elif key and "." in value:
                 names[value[-255:]] = None
+    if office_attacks.any_starts_program(addresses, budget):
+        tags.add("pdf:launch")
     return Member(tuple(names), None, tags=tuple(tags), links=tuple(filter(None, links)))
 
 
