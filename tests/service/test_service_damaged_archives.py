@@ -170,6 +170,16 @@ def test_a_tar_file_with_a_certificate_or_a_mail_counted_as_damaged(files: dict[
         assert not {"mime:broken-archive", "mime:broken-container"} & tags(form, name)
 
 
+@pytest.mark.parametrize("beginning", [b"AC1015\0\0\0\0", b"AutoCAD Binary DXF\r\n\x1a\0", b"SQLite format 3\0"])
+def test_pieces_of_an_archive_in_a_drawing_or_a_database_counted_as_a_damaged_one(beginning: bytes) -> None:
+    """AutoCAD keeps materials in a zip file, in chunks of 127 bytes, each with its number and length."""
+    archive = zipped(*((f"fbx/material-{number:08}/core.xml", b"<core/>") for number in range(40)))
+    chunks = (archive[at : at + 127] for at in range(0, len(archive), 127))
+    content = beginning + bytes(500) + b"".join(b"6\x01" + bytes([len(chunk)]) + chunk for chunk in chunks) + bytes(99)
+    assert not {"mime:broken-archive", "mime:deceptive-name"} & tags(content, "plan.dwg")
+    assert "mime:broken-archive" in tags(content, "plan.zip")
+
+
 FAILED = b"\r\nI was not able to deliver your message.\r\n\r\n--- Below this line is a copy of the message.\r\n\r\n"
 REPORT = (
     b"Content-Type: multipart/report; report-type=delivery-status; boundary=xyz\r\n\r\n--xyz\r\n\r\nundeliverable\r\n"

@@ -61,6 +61,7 @@ SHOWN_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1
 # its name misdescribes.
 _UNREAD = frozenset({"document:not-read", "mime:unopened-archive"})
 BROKEN, BROKEN_CONTAINER = "mime:broken-archive", "mime:broken-container"
+DECEPTIVE = "mime:deceptive-name"
 _DAMAGED = _UNREAD | {BROKEN, BROKEN_CONTAINER}
 
 See = Callable[[bytes, Collection[str], bool, str | None], None]
@@ -228,9 +229,11 @@ class FileInspector(ABC):
     def open_file(self, content: bytes, names: Collection[str], nesting: int) -> None:
         """A document may contain pieces of archives: if these are damaged, the document itself is not."""
         if archives.is_other_file(content, names) and not self.is_guess:
+            before = self.found.tags & {DECEPTIVE}
             with self.in_doubt(is_in_text=False):
                 self.open_archive(content, names, nesting)
-            if self.is_damaged:
+            if self.is_damaged:  # the names in it may have bytes of the document in them
+                self.found.tags -= {DECEPTIVE} - before
                 self.found.tags.add(BROKEN_CONTAINER)
             self.is_damaged, self.is_refused = False, False
         else:

@@ -39,6 +39,10 @@ _MAGIC: list[tuple[bytes, str]] = [
     (b"\xfe\xed\xfa\xcf", EXECUTABLE),
     (b"ITSF", EXECUTABLE),  # compiled HTML help
     (b"\xe4\x52\x5c\x7b\x8c\xd8\xa7\x4d", DOCUMENT),  # OneNote
+    # Drawings of AutoCAD 13 to 2018, in both forms; and databases. They may have pieces of archives in them.
+    *((b"AC10%d\0" % version, DOCUMENT) for version in (12, 14, 15, 18, 21, 24, 27, 32)),
+    (b"AutoCAD Binary DXF\r\n\x1a\0", DOCUMENT),
+    (b"SQLite format 3\0", DOCUMENT),
     (b"\x89PNG", IMAGE),
     (b"\xff\xd8\xff", IMAGE),
     (b"GIF8", IMAGE),
