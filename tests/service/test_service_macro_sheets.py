@@ -8,7 +8,7 @@ import pytest
 
 from tests.service.service_kit import zipped
 from tests.service.test_service_document_attacks import AUTO_NAME, score
-from tests.service.test_service_documents import tags
+from tests.service.test_service_documents import ole, tags
 
 ALL = {"mime:macro", "office:auto-macro", "office:macro-runs-program"}
 KIND = "http://schemas.microsoft.com/office/2006/relationships/xlMacrosheet"
@@ -158,3 +158,29 @@ def test_damaged_binary_sheets_do_not_raise(name: str, cut: int) -> None:
     assert tags(zipped((name, sheet[:-cut])), "a.xlsb") == found
     for damaged in (sheet[:cut], sheet[:30] + b"\xff" * cut + CALL, sheet[:3] + CALL * cut):
         assert tags(zipped((name, damaged)), "a.xlsb") <= found
+
+
+def old_book(version: int, kind: int, *records: tuple[int, bytes]) -> bytes:
+    """The records of a workbook of Excel 2, 3, 4 or 5, without a container."""
+    beginning = {2: 0x09, 3: 0x209, 4: 0x409, 5: 0x809}[version]
+    facts = struct.pack("<HHHH", 0x500 if version == 5 else version, kind, 0, 0)
+    every = ((beginning, facts), *records, (0x0A, b""))
+    return b"".join(struct.pack("<HH", number, len(data)) + data for number, data in every)
+
+
+@pytest.mark.parametrize("version", [2, 3, 4, 5])
+def test_a_macro_of_an_older_excel_was_not_seen(version: int) -> None:
+    auto = b"Auto_Open"
+    heads = {2: struct.pack("<BBBBB", 0, 0, 0, 9, 0), 3: struct.pack("<HBBH", 0, 0, 9, 0)}
+    name = heads.get(version, heads[3]) + (bytes(8) if version == 5 else b"") + auto
+    call = b"\x17\x04calc\x42\x01\x6e" + (b"\0" if version > 3 else b"\x19")  # =EXEC("calc")
+    formula = {2: 0x06, 3: 0x206, 4: 0x406, 5: 0x06}[version]
+    book = old_book(version, 0x40, (0x218 if version in (3, 4) else 0x18, name), (formula, bytes(18) + call))
+    assert tags(book, "a.xls") == ALL
+    assert tags(ole({"Book": book}), "a.xls") == ALL
+
+
+def test_an_older_workbook_that_asks_another_program_was_not_seen() -> None:
+    for target, expected in ((b"cmd\x03 /C calc", {"office:dde"}), (b"\x03Sheet1", set()), (b"\x01a.xls", set())):
+        book = old_book(5, 5, (0x16, b"\1\0"), (0x17, bytes([len(target)]) + target))
+        assert tags(book, "a.xls") == tags(ole({"Book": book}), "a.xls") == expected

@@ -1,8 +1,8 @@
 """Workbooks of Excel: macros of Excel 4, which are formulas in special sheets, and cells that query other programs.
 
-Reads the records of old workbooks (MS-XLS) and binary ones (MS-XLSB), and sheets in XML. The names of parts are free:
-sheets are recognised by how they begin. We do not see what a macro assembles from characters, but we do see
-that it writes formulas when the workbook is opened.
+Reads the records of old workbooks (MS-XLS, and those of Excel 2 to 95) and binary ones (MS-XLSB), and sheets in XML.
+The names of parts are free: sheets are recognised by how they begin. We do not see what a macro assembles from
+characters, but we do see that it writes formulas when the workbook is opened.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ from bridge.service.analysis.content.unpacking import Budget
 
 AUTO_MACRO, RUNS_PROGRAM, MACRO = "office:auto-macro", "office:macro-runs-program", "mime:macro"
 _RECORD_WORK, _PART_RECORD_WORK = 64, 300  # of an old workbook, and of a part of a new one
-_BOF, _BOUND_SHEET, _NAME, _FILE_PASS, _SUP_BOOK, _LINK = 0x809, 0x85, 0x18, 0x2F, 0x1AE, 0x1B8
+_BOUND_SHEET, _FILE_PASS, _SUP_BOOK, _LINK, _EXTERN_SHEET = 0x85, 0x2F, 0x1AE, 0x1B8, 0x17
 _LINK_WORK = 20  # for each byte
-_FORMULAS = (0x06, 0x221, 0x4BC)  # Formula, Array, ShrFmla
+_FORMULAS = (0x06, 0x206, 0x406, 0x21, 0x221, 0x4BC)  # Formula, Array, ShrFmla
+_BEGINNINGS = {0x09: 2, 0x209: 3, 0x409: 4, 0x809: 8}  # BOF, and the version of the format; 8 or 5
+_NAMES = (0x18, 0x218)
+_NAME_AT = {2: 5, 3: 6, 4: 6, 5: 14, 8: 15}  # where a name begins in its record
+# A workbook that is in no container: the first record, its length, a version, and the kind of what begins.
+_RAW_BOOK = re.compile(rb"\x09[\0\x02\x04\x08][\x04-\x10]\0..(?:[\x05\x06\x10\x20\x40]\0|\0\x01)", re.DOTALL)
 _MACRO_SHEET = b"\x40\0"
 _HEAD = 64  # bytes of a record that are copied
 # Tokens of a formula that call a function with a fixed or a variable number of arguments (MS-XLS 2.5.198.62 and .63):
@@ -29,6 +34,7 @@ _HEAD = 64  # bytes of a record that are copied
 # FWRITELN, FWRITE and EVALUATE.
 _CALLS = re.compile(rb"(?:[\x22\x42\x62].|[\x21\x41\x61])(?:[\x6e\x6f\x95\x96\xb2]\0|\x0b\x01)", re.DOTALL)
 _WRITES = re.compile(rb"(?:[\x22\x42\x62].|[\x21\x41\x61])(?:[\x60\x6c\x89\x8a]\0|\x01\x01)", re.DOTALL)
+_OLD_CALLS = re.compile(rb"(?:[\x22\x42\x62].|[\x21\x41\x61])[\x6e\x6f\x95\x96\xb2]", re.DOTALL)  # Excel 2, 3
 _PROGRAM_CALLS = frozenset({0x6E, 0x95, 0x96, 0xB2, 0x10B})  # without CHAR
 _CALLS_TEXT = re.compile(r"\b(?:EXEC|EXECUTE|REGISTER(?:\.ID)?|CALL)\s*+\(", re.IGNORECASE)
 _AUTO_NAME = re.compile(r"\bname\s{0,9}=\s{0,9}[\"'](?:_xlnm\.)?auto_(?:open|close|activate|deactivate)", re.IGNORECASE)
@@ -56,6 +62,11 @@ _TOKENS |= {0x2D: 12, 0x39: 6, 0x3A: 8, 0x3B: 14, 0x3C: 8, 0x3D: 14}
 _CALL, _CALL_MANY = 0x21, 0x22  # PtgFunc, PtgFuncVar
 _EXTENDED_TOKENS = {b"\x19": 13, b"\x1d": 5}
 _TOKEN_WORK = 60  # for each byte
+
+
+def is_book(content: bytes) -> bool:
+    """Whether it is the records of an old workbook, which Excel opens without an OLE2 file around them."""
+    return _RAW_BOOK.match(content) is not None
 
 
 def is_binary_part(content: bytes, names: Collection[str]) -> bool:
@@ -183,23 +194,27 @@ def tags_of_names(defined: str) -> Iterator[str]:
 def tags_of_book(book: bytes, budget: Budget) -> Iterator[str]:
     """Records of an old workbook: sheets of macros, a name that runs one, what they call, links, a password."""
     is_macro = is_auto = writes = False
+    version = 8
     at, end = 0, len(book.rstrip(b"\0"))  # zeros fill the last sector; an empty record before them is skipped
     while at + 4 <= len(book) and at < end:
         budget.take_work(_RECORD_WORK)
         kind, size = int.from_bytes(book[at : at + 2], "little"), int.from_bytes(book[at + 2 : at + 4], "little")
         start, at = at + 4, at + 4 + size
         head = book[start : start + min(size, _HEAD)]
-        if kind == _BOF:
+        if kind in _BEGINNINGS:
+            version = 5 if kind == 0x809 and head[:2] == b"\0\5" else _BEGINNINGS[kind]
             is_macro = head[2:4] == _MACRO_SHEET
+            if is_macro:
+                yield MACRO
         elif kind == _BOUND_SHEET and head[5:6] == b"\x01":
             yield MACRO
-        elif kind == _NAME and _runs_by_itself(head):
+        elif kind in _NAMES and _runs_by_itself(head, version):
             is_auto = True
             yield AUTO_MACRO
         elif is_macro and kind in _FORMULAS:
             budget.take_work(10 * size)
             writes = writes or _WRITES.search(book, start, at) is not None
-            if _CALLS.search(book, start, at):
+            if (_CALLS if version > 3 else _OLD_CALLS).search(book, start, at):
                 yield RUNS_PROGRAM
         elif kind == _LINK:
             budget.take_work(_LINK_WORK * size)
@@ -207,6 +222,9 @@ def tags_of_book(book: bytes, budget: Budget) -> Iterator[str]:
                 yield LAUNCH
         elif kind == _SUP_BOOK:
             yield from _link(book[start : start + min(size, 1024)])
+        elif kind == _EXTERN_SHEET and version < 8:
+            text = book[start + 1 : start + min(size, 1024)].decode("latin-1").lstrip("\x01")
+            yield from () if text.startswith("\x03") else _link_of_text(text)  # that is a sheet of the same workbook
         elif kind == _FILE_PASS:
             yield ENCRYPTED
             return
@@ -214,14 +232,18 @@ def tags_of_book(book: bytes, budget: Budget) -> Iterator[str]:
         yield RUNS_PROGRAM
 
 
-def _runs_by_itself(name: bytes) -> bool:
-    is_built_in = bool(name[:1]) and bool(name[0] & 0x20)
-    return (is_built_in and name[15:16] in _BUILT_IN_AUTO) or _AUTO.match(name[15:]) is not None
+def _runs_by_itself(record: bytes, version: int) -> bool:
+    is_built_in = bool(record[:1]) and bool(record[0] & 0x20)
+    name = record[_NAME_AT[version] :]
+    return (is_built_in and name[:1] in _BUILT_IN_AUTO) or _AUTO.match(name) is not None
 
 
 def _link(data: bytes) -> Iterator[str]:
     """SupBook: the program, a byte of 3, and what it is asked about."""
-    text = data[5:].decode("utf-16-le" if data[4:5] == b"\x01" else "latin-1", "replace")
+    return _link_of_text(data[5:].decode("utf-16-le" if data[4:5] == b"\x01" else "latin-1", "replace"))
+
+
+def _link_of_text(text: str) -> Iterator[str]:
     service, mark, topic = text.partition("\x03")
     if mark:
         yield tag_of_sheet_link(service, topic)

@@ -87,6 +87,7 @@ def is_office(content: bytes, names: Collection[str]) -> bool:
     return (
         content.startswith((MAGIC, onenote_files.MAGIC))
         or is_rtf(content)
+        or excel_files.is_book(content)
         or any(map(_is_xml_part, names))
         or excel_files.is_binary_part(content, names)
         or odf_files.is_odf(content, names)
@@ -107,6 +108,10 @@ def office_members(content: bytes, names: Collection[str], budget: Budget) -> It
         yield from _of_ole(content, budget)
     elif is_rtf(content):
         yield from _of_rtf(content, budget)
+    elif excel_files.is_book(content):
+        book = default_password.book(content, budget) or content
+        tags = tuple(excel_files.tags_of_book(book, budget))
+        yield Member((), None, tags=tags, links=binary_links.links(book, budget))
     elif content.startswith(onenote_files.MAGIC):
         yield from onenote_files.onenote_members(content, budget)
         yield Member((), None, links=binary_links.links(content, budget))
