@@ -6,6 +6,7 @@ import base64
 import binascii
 import random
 import shutil
+import struct
 import subprocess
 import time
 import zlib
@@ -70,6 +71,43 @@ def test_deeply_nested_signed_data_is_a_limit() -> None:
     for _ in range(60):
         der = element(0x30, SIGNED + element(0xA0, der))
     assert "limit:smime-depth" in smime_tags(der)
+
+
+PROGRAM = b"MZ" + bytes(58) + struct.pack("<I", 64) + b"PE\0\0" + bytes(99)
+
+
+def within_signed_data(content: bytes, times: int) -> bytes:
+    for _ in range(times):
+        content = cms(element(4, content))
+    return content
+
+
+@pytest.mark.parametrize("name", ["a.pdf.p7m.p7m", "a.pdf.p7m.tsd", "a.p7m", "smime.p7m", "a.bin"])
+def test_a_program_that_was_signed_twice_was_not_seen(name: str) -> None:
+    """Under a name that says so, the inner signed data was taken for a file of another kind."""
+    assert "mime:executable" in tags(within_signed_data(PROGRAM, 2), name)
+
+
+@pytest.mark.parametrize("name", ["a.pdf.p7m.p7m", "smime.p7m"])
+def test_data_that_is_signed_hundreds_of_times_is_a_limit(name: str) -> None:
+    assert "limit:smime-depth" in tags(within_signed_data(PROGRAM, 500), name)
+
+
+@pytest.mark.parametrize("content", [PROGRAM, within_signed_data(PROGRAM, 1)])
+def test_a_file_with_a_time_stamp_was_not_read(content: bytes) -> None:
+    """RFC 5544: a version, the file, and the evidence."""
+    stamp = element(0xA0, element(0x30, element(0x30, b"")))
+    facts = element(0x30, element(2, b"\1") + element(4, content) + stamp)
+    der = element(0x30, bytes.fromhex("060b2a864886f70d010910011f") + element(0xA0, facts))
+    assert "mime:executable" in tags(der, "a.pdf.tsd")
+
+
+def test_a_mail_with_a_signed_file_and_its_time_stamp_was_not_read() -> None:
+    """As Italian signature programs save them."""
+    head = b"Mime-Version: 1.0\r\nContent-Type: multipart/mixed; boundary=q\r\n\r\n--q\r\n"
+    part = b"Content-Type: application/pkcs7-mime\r\nContent-Transfer-Encoding: binary\r\n\r\n%b\r\n--q--\r\n"
+    content = head + part % within_signed_data(PROGRAM, 1)
+    assert "mime:executable" in tags(content, "a.pdf.m7m")
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,7 @@ class FileInspector(ABC):
         self.limits = limits
         self.see = see
         self.documents = 0  # around the current object
+        self.signed_around = 0  # signed data around the current object
         self.opaque = 0  # containers around the current object that engines may not open
         # Already opened, with all that matters; whether they are damaged, and whether not only cut off.
         self.files: dict[tuple[str, frozenset[str], int, int, bool, bool, bool], tuple[bool, bool]] = {}
@@ -463,6 +464,9 @@ class FileInspector(ABC):
     def signed(self, content: bytes, names: Collection[str], nesting: int) -> None:
         """S/MIME: mail programs show the message inside, no matter who signed it; or it is a file."""
         stems = recognition.names_in_signed(names)
+        if self.signed_around >= smime.MAX_DEPTH:
+            raise TooMuch("smime-depth")
+        self.signed_around += 1
         try:
             with self.hidden_from_engines():
                 for inner in smime.contents(content, self.budget):
@@ -473,12 +477,15 @@ class FileInspector(ABC):
                             self.signed_message(message, stems, nesting)
         except smime.BadStructure:
             self.found.tags.add(BROKEN_CONTAINER)
+        finally:
+            self.signed_around -= 1
 
     def signed_message(self, message: bytes, stems: Collection[str], nesting: int) -> None:
         self.show(message, ())
         self.signatures(message)
         if stems:
             self.names(stems, "", message)
+            self.wrapped(message, stems, nesting)  # signed again, for example: `invoice.pdf.p7m.p7m`
             self.file(message, stems, nesting + 1)
         if readings.may_be_mail(message.replace(b"\0", b"")):
             self.enclosed(message, nesting)

@@ -12,8 +12,8 @@ from bridge.service.analysis.content.openpgp import BEGIN as OPENPGP
 
 IN_BASE64 = frozenset({"b64", "base64"})
 ENCODED = IN_BASE64 | {"uue", "uu", "xxe", "xx", "hqx", "bhx", "yenc", "ync", "mim", "mime"}
-_SIGNED = frozenset({"p7m", "p7z"})
-_SIGNED_NAME = re.compile(r"(.+\.[^.]+)\.p7[mz]", re.IGNORECASE)
+_SIGNED = frozenset({"p7m", "p7z", "tsd"})
+_SIGNED_NAME = re.compile(r"(.+\.[^.]+)\.(?:p7[mz]|tsd)", re.IGNORECASE)
 
 # Types besides text/* whose content is shown with its links, by the mail program or by a browser.
 _WITH_LINKS = ("application/xhtml+xml", "application/xml", "image/svg+xml", "application/ics", "application/rtf")
@@ -39,7 +39,7 @@ _PAGES = frozenset(
 PAGE_TYPES = frozenset({"text/html", "application/xhtml+xml", "image/svg+xml"})
 _CALENDAR_NAMES = frozenset({"ics", "ical", "icalendar", "ifb", "vcs", "vcf", "vcard"})
 _TEXTS = _PAGES | _CALENDAR_NAMES | {"xml", "xsl", "xslt", "csv", "tsv", "txt", "webarchive"}
-_MAILS = frozenset({"eml", "emlx", "mbox", "mbx", "mht", "mhtml", "nws"})
+_MAILS = frozenset({"eml", "emlx", "mbox", "mbx", "mht", "mhtml", "nws", "m7m"})
 _MAY_BE_MAILS = frozenset({"", "email", "mail", "msg", "rfc822"})  # desktops then look at the first line
 _PAGE = re.compile(rb"<(?:!doctype|html|head|body|svg|script|meta|base|a\s|\?xml)", re.IGNORECASE)
 _HTML = re.compile(rb"\s{0,99}<(?:!doctype\s{1,99}html|html)[\s>]", re.IGNORECASE)

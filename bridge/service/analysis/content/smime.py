@@ -18,9 +18,11 @@ from bridge.mime.structure import TooMuch
 from bridge.service.analysis.content.unpacking import Budget
 
 _OID, _OCTETS, _SEQUENCE, _EXPLICIT, _CONSTRUCTED = 0x06, 0x04, 0x30, 0xA0, 0x20
+_TIME_STAMPED = bytes.fromhex("2a864886f70d010910011f")  # RFC 5544: a file, and a time stamp
 _PKCS = bytes.fromhex("2a864886f70d01")  # the identifiers of all types of content begin with these bytes
+_INFO = 24  # bytes in which the type of the content is
 _ELEMENT_COST = 1024  # work for each element, however short: it takes several steps
-_MAX_DEPTH = 20
+MAX_DEPTH = 20
 _PEM_BEGIN = re.compile(rb"-----BEGIN (?:PKCS ?#?7|CMS)")
 _PEM_START = 4096  # bytes; programs pass over text before it
 _NOTHING: Mapping[int, int] = MappingProxyType({})
@@ -48,7 +50,7 @@ class _Element(NamedTuple):
 
 def is_cms(data: bytes) -> bool:
     """Whether it begins with a ContentInfo of a type that belongs to S/MIME."""
-    return data[:1] == b"\x30" and _PKCS in data[:24]
+    return data[:1] == b"\x30" and _PKCS in data[:_INFO]
 
 
 def looks_like_cms(data: bytes) -> bool:
@@ -66,18 +68,19 @@ def contents(data: bytes, budget: Budget) -> Iterator[bytes]:
     outer = _element(data, 0)
     if outer.tag != _SEQUENCE:
         raise BadStructure
-    yield from _Reader(data, budget).in_sequence(outer, 0)
+    yield from _Reader(data, budget, is_time_stamped=_TIME_STAMPED in data[:_INFO]).in_sequence(outer, 0)
 
 
 class _Reader:
-    def __init__(self, data: bytes, budget: Budget) -> None:
+    def __init__(self, data: bytes, budget: Budget, *, is_time_stamped: bool) -> None:
         self._data = data
+        self._is_time_stamped = is_time_stamped
         self._budget = budget
         self._ends: dict[int, int] = {}  # of elements whose end is marked, so that they are passed only once
 
     def in_sequence(self, sequence: _Element, depth: int) -> Iterator[bytes]:
         """A ContentInfo (an identifier, then the content), or a sequence that has some among its elements."""
-        if depth > _MAX_DEPTH:
+        if depth > MAX_DEPTH:
             raise TooMuch("smime-depth")
         is_info = False
         for number, element in enumerate(self._children(sequence)):
@@ -85,6 +88,8 @@ class _Reader:
                 is_info = element.tag == _OID
             elif is_info and number == 1 and element.tag == _EXPLICIT:
                 yield from self._in_content(element, depth)
+            elif self._is_time_stamped and depth == 1 and element.is_octets:
+                yield self._octets(element)
             elif not is_info and element.tag == _SEQUENCE and self._is_info(element):
                 yield from self.in_sequence(element, depth + 1)
 
