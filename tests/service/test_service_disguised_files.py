@@ -498,3 +498,47 @@ def test_a_page_in_escapes_is_still_said_to_be_built(form: bytes, plain: bytes) 
 )  # fmt: skip
 def test_pages_that_only_seem_to_build_a_file_take_little_time(text: bytes) -> None:
     assert fair_cpu_s(lambda: tags(page(text), "a.html")) < 5
+
+
+# Invoices and other documents in XML
+
+IN_XML = {
+    "UBL": b'<i xmlns:b="b"><b:EmbeddedDocumentBinaryObject filename="a.pdf">%b</b:EmbeddedDocumentBinaryObject></i>',
+    "CII": b'<i xmlns:r="r"><r:AttachmentBinaryObject filename="a.pdf">%b</r:AttachmentBinaryObject></i>',
+    "FatturaPA": b"<f><NomeAttachment>a.pdf</NomeAttachment><Attachment>\n%b\n</Attachment></f>",
+    "e-book": b'<FictionBook><binary id="a">%b</binary></FictionBook>',
+    "signature": b'<d:Signature xmlns:d="d"><d:Object Encoding="base64"><![CDATA[%b]]></d:Object></d:Signature>',
+    "another": b"<?xml version='1.0'?><a><!-- x --><b>%b</b></a>",
+}
+DROPPER = b"MZ" + bytes(58) + struct.pack("<I", 64) + b"PE\0\0" + bytes(99)
+
+
+@pytest.mark.parametrize("kind", list(IN_XML))
+def test_a_file_in_an_invoice_was_not_read(kind: str) -> None:
+    """Programs that show such a document offer the files in it."""
+    packed = zipped(("e.com", EICAR), ("a.txt", bytes(99)))
+    for codec in ("utf-8", "utf-16"):
+        for file, tag in ((DROPPER, "mime:executable"), (packed, "malware:eicar"), (EICAR, "malware:eicar")):
+            document = (IN_XML[kind] % base64.b64encode(file)).decode().encode(codec)
+            assert tag in tags(document, "invoice.xml")
+            assert tag in tags(zipped(("a.xml", document)), "a.zip")
+
+
+def test_the_name_of_a_file_in_an_invoice_was_not_read() -> None:
+    script = base64.b64encode(SCRIPT * 5)
+    assert "mime:executable" in tags(IN_XML["UBL"].replace(b"a.pdf", b"a.js") % script, "invoice.xml")
+    assert "mime:executable" in tags(IN_XML["FatturaPA"].replace(b"a.pdf", b"a.js") % script, "invoice.xml")
+
+
+@pytest.mark.parametrize("kind", list(IN_XML))
+def test_an_ordinary_invoice_has_no_tags(kind: str) -> None:
+    document = b"%PDF-1.4\n1 0 obj\n<</Type/Catalog>>\nendobj\n%%EOF\n"
+    company = b"<RegistrationName>Example.com</RegistrationName></"
+    content = IN_XML[kind].replace(b"</", company, 1) if kind == "another" else IN_XML[kind]
+    assert tags(content % base64.b64encode(document), "invoice.xml") == set()
+
+
+def test_an_invoice_with_a_large_document_is_read() -> None:
+    picture = random.Random(5).randbytes(8_000_000)
+    document = b"%%PDF-1.4\n1 0 obj\n<</Length 8000000>>stream\n%b\nendstream\nendobj\n" % picture
+    assert "limit:archive-work" not in tags(IN_XML["UBL"] % base64.b64encode(document), "invoice.xml")

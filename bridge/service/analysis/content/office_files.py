@@ -26,6 +26,7 @@ from bridge.service.analysis.content import (
     onenote_files,
     table_files,
     vba,
+    xml_attachments,
 )
 from bridge.service.analysis.content.decompression import Inflater, inflated, is_zlib
 from bridge.service.analysis.content.decompression import decode as decode_stream
@@ -95,6 +96,7 @@ def is_office(content: bytes, names: Collection[str]) -> bool:
         or active_mime.has_web_archive(content, names)
         or table_files.is_table(content, names)
         or office_xml.is_likely(content)
+        or xml_attachments.has_files(content)
     )
 
 
@@ -122,6 +124,8 @@ def office_members(content: bytes, names: Collection[str], budget: Budget) -> It
         yield Member((), None, tags=tags, links=binary_links.links(content, budget))
     elif any(map(_is_xml_part, names)) or office_xml.is_likely(content):
         yield from _of_xml(content, tuple(names), budget)
+    if xml_attachments.has_files(content):
+        yield from xml_attachments.file_members(content, budget)
     if odf_files.is_odf(content, names):
         yield from odf_files.odf_members(content, names, budget)
     if table_files.is_table(content, names):

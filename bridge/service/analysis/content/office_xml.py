@@ -46,6 +46,7 @@ _BLOCK = 1024 * 1024
 _GROWTH, _FREE = 4, 1024 * 1024  # declarations may add this many times the document's size, plus these bytes
 _ENCODING_ERRORS = (18, 19)  # XML_ERROR_UNKNOWN_ENCODING, XML_ERROR_INCORRECT_ENCODING
 _ATTRIBUTE = 20  # bytes, at least, that an attribute takes
+_LONG_TEXT = 80  # characters of Base64 that may be a file
 _CHILD = "\0"  # where an element begins or ends within the text of another: no XML contains it
 
 
@@ -123,6 +124,20 @@ def work_of_elements(text: str, marks: Collection[str]) -> int:
     tags = text.count("<")
     read = tags if "<!ATTLIST" in text else sum(map(text.count, marks))  # any element may get an attribute
     return added + 2 * _TAG_WORK * tags + _ELEMENT_WORK * read + 10 * text.count("=")
+
+
+def leaves(content: bytes, names: frozenset[str]) -> list[Element]:
+    """The elements that have no others in them, and a long text or one of these names, in lower case."""
+    reader = _LeafReader(names)
+    reader.read(content)
+    return reader.found
+
+
+def work_of_leaves(content: bytes, names: frozenset[str]) -> int:
+    added = _GROWTH * len(content) + _FREE if b"<!" in content else 0
+    lower = content.lower()
+    named = sum(lower.count(name.encode() + b">") for name in names)
+    return added + _TAG_WORK * content.count(b"<") + 10 * content.count(b"=") + _ELEMENT_WORK * named
 
 
 def read(content: bytes) -> Facts:
@@ -295,6 +310,28 @@ class _ElementReader(_Reader):
             self._text.append(_CHILD)
         else:
             self._text = None
+
+
+class _LeafReader(_Reader):
+    expands = True
+
+    def __init__(self, names: frozenset[str]) -> None:
+        super().__init__()
+        self._names = names
+        self.found: list[Element] = []
+        self._attributes: dict[str, str] = {}
+
+    def _begin(self, name: str, attributes: dict[str, str]) -> None:
+        self._attributes, self._text = attributes, []
+
+    def _end(self, name: str) -> None:
+        if self._text is None:  # it has other elements in it
+            return
+        text, name = "".join(self._text), name.rpartition(":")[2]
+        self._text = None
+        if len(text) >= _LONG_TEXT or name.lower() in self._names:
+            plain = {key.rpartition(":")[2]: value for key, value in self._attributes.items()}
+            self.found.append(Element(name, plain, text))
 
 
 def _both_ways(text: str) -> str:
