@@ -502,7 +502,7 @@ def test_pages_that_only_seem_to_build_a_file_take_little_time(text: bytes) -> N
 
 # Invoices and other documents in XML
 
-IN_XML = {
+INVOICES = {
     "UBL": b'<i xmlns:b="b"><b:EmbeddedDocumentBinaryObject filename="a.pdf">%b</b:EmbeddedDocumentBinaryObject></i>',
     "CII": b'<i xmlns:r="r"><r:AttachmentBinaryObject filename="a.pdf">%b</r:AttachmentBinaryObject></i>',
     "FatturaPA": b"<f><NomeAttachment>a.pdf</NomeAttachment><Attachment>\n%b\n</Attachment></f>",
@@ -513,32 +513,32 @@ IN_XML = {
 DROPPER = b"MZ" + bytes(58) + struct.pack("<I", 64) + b"PE\0\0" + bytes(99)
 
 
-@pytest.mark.parametrize("kind", list(IN_XML))
+@pytest.mark.parametrize("kind", list(INVOICES))
 def test_a_file_in_an_invoice_was_not_read(kind: str) -> None:
     """Programs that show such a document offer the files in it."""
     packed = zipped(("e.com", EICAR), ("a.txt", bytes(99)))
     for codec in ("utf-8", "utf-16"):
         for file, tag in ((DROPPER, "mime:executable"), (packed, "malware:eicar"), (EICAR, "malware:eicar")):
-            document = (IN_XML[kind] % base64.b64encode(file)).decode().encode(codec)
+            document = (INVOICES[kind] % base64.b64encode(file)).decode().encode(codec)
             assert tag in tags(document, "invoice.xml")
             assert tag in tags(zipped(("a.xml", document)), "a.zip")
 
 
 def test_the_name_of_a_file_in_an_invoice_was_not_read() -> None:
     script = base64.b64encode(SCRIPT * 5)
-    assert "mime:executable" in tags(IN_XML["UBL"].replace(b"a.pdf", b"a.js") % script, "invoice.xml")
-    assert "mime:executable" in tags(IN_XML["FatturaPA"].replace(b"a.pdf", b"a.js") % script, "invoice.xml")
+    assert "mime:executable" in tags(INVOICES["UBL"].replace(b"a.pdf", b"a.js") % script, "invoice.xml")
+    assert "mime:executable" in tags(INVOICES["FatturaPA"].replace(b"a.pdf", b"a.js") % script, "invoice.xml")
 
 
-@pytest.mark.parametrize("kind", list(IN_XML))
+@pytest.mark.parametrize("kind", list(INVOICES))
 def test_an_ordinary_invoice_has_no_tags(kind: str) -> None:
     document = b"%PDF-1.4\n1 0 obj\n<</Type/Catalog>>\nendobj\n%%EOF\n"
     company = b"<RegistrationName>Example.com</RegistrationName></"
-    content = IN_XML[kind].replace(b"</", company, 1) if kind == "another" else IN_XML[kind]
+    content = INVOICES[kind].replace(b"</", company, 1) if kind == "another" else INVOICES[kind]
     assert tags(content % base64.b64encode(document), "invoice.xml") == set()
 
 
 def test_an_invoice_with_a_large_document_is_read() -> None:
     picture = random.Random(5).randbytes(8_000_000)
     document = b"%%PDF-1.4\n1 0 obj\n<</Length 8000000>>stream\n%b\nendstream\nendobj\n" % picture
-    assert "limit:archive-work" not in tags(IN_XML["UBL"] % base64.b64encode(document), "invoice.xml")
+    assert "limit:archive-work" not in tags(INVOICES["UBL"] % base64.b64encode(document), "invoice.xml")
