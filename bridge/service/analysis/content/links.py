@@ -160,6 +160,7 @@ class Links:
             self._add("www." + name)
         if is_html:
             self._check_anchors(text)
+            self._check_programs(text)
             self.has_files = self.has_files or _DATA.search(text) is not None or has_download(text)
         return is_broken
 
@@ -232,6 +233,10 @@ class Links:
                 self._compare(address.host, shown.group(1))
             match = _ANCHOR.search(text, end)
 
+    def _check_programs(self, text: str) -> None:
+        if any(scheme in text for scheme in _STARTING) and _STARTS.search(text):
+            self.tags.add("url:starts-program")
+
     def _add(self, raw: str) -> None:
         if raw in self._seen:
             return
@@ -298,6 +303,9 @@ class Links:
 
 # `search-ms:query=a&crumb=location:%5C%5Chost%5Cfolder`: Windows opens a folder of that host.
 _SEARCHED = re.compile(r"location(?::|%3a)(?:file(?::|%3a))?(?:%5c|%2f|[\\/]){2,9}+([^\s\\/%\"'<>&?#]{1,300}+)")
+# Links that start a program of Windows, in an attribute or a script; a text that only mentions them is none.
+_STARTING = ("search-ms:", "ms-msdt:", "ms-officecmd:", "ms-appinstaller:")
+_STARTS = re.compile(rf"(?:=\s{{0,99}}+[\"'`]?|\(\s{{0,99}}+[\"'`])\s{{0,99}}+(?:{'|'.join(_STARTING)})")
 _DATA = re.compile(r"d[\t\r\n]*+a[\t\r\n]*+t[\t\r\n]*+a[\t\r\n]*+:")  # in lower case
 
 

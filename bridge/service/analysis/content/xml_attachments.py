@@ -22,7 +22,7 @@ _MARKS = (b"BinaryObject", b"Attachment>", b":Object", b"<Object", b"<binary")
 _NAMES = frozenset({"nomeattachment", "filename", "file-name", "file_name"})  # in FatturaPA, in notes of Evernote
 _LONG = re.compile(rb"[A-Za-z0-9+/]{60}")  # a line of Base64 in any other document
 _MIN_TEXT = 60  # bytes of a file of no known type
-_BASE64 = re.compile(r"[A-Za-z0-9+/\s]+=?\s*=?\s*")
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]++(?:=\s*+){0,2}+")
 _WORK, _ELEMENT_WORK = 2, 1000  # for each byte that is read, and each element
 
 
