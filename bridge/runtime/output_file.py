@@ -18,7 +18,7 @@ _OWN_DIRECTORIES = ("/dev/fd", "/proc/self/fd")
 def write(path: Path, text: str, mode: int = 0o600) -> None:
     """Complete or not at all; a link at this place is replaced, not followed. Raises OSError."""
     with root_as_owner.as_operator():
-        if (fd := _stream(path)) is not None:
+        if (fd := stream(path)) is not None:
             with os.fdopen(fd, "w", encoding="utf-8") as file:
                 file.write(text)
             return
@@ -32,7 +32,7 @@ def write(path: Path, text: str, mode: int = 0o600) -> None:
             raise
 
 
-def _stream(path: Path) -> int | None:
+def stream(path: Path) -> int | None:
     """A pipe, a device, or something that is open already (`/dev/stdout`), opened for writing. Raises OSError."""
     if (own := _own(path)) is not None:  # opened again, a file would be written from its beginning
         return os.dup(own)

@@ -82,6 +82,23 @@ def test_add_reads_what_entries_writes(service, kind, tmp_path):
     assert service.entries("notes") == held
 
 
+def test_a_device_or_a_pipe_was_replaced_by_a_file(service, tmp_path):
+    """`-o /dev/full`, by root, left a file there, with which other programs of the machine failed."""
+    service.add("notes", {"a b": "two words"})
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        saved = service.run("entries", "notes", "-o", str(pipe), "--format", "text")
+        assert saved.exit_code == 0 and pipe.is_fifo()
+        assert os.read(reader, 100_000).decode() == service.run("entries", "notes", "--format", "text").stdout
+    finally:
+        os.close(reader)
+    full = service.run("entries", "notes", "-o", "/dev/full")
+    assert full.exit_code == 1 and "/dev/full: cannot be written: No space left on device" in full.output
+    assert Path("/dev/full").is_char_device()
+
+
 @pytest.mark.parametrize(
     ("arguments", "stdin", "code", "text"),
     [

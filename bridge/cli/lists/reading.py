@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from contextlib import aclosing, suppress
@@ -77,6 +78,9 @@ async def _stream(
 async def _save(session: Session, name: str, output: Path, kind: Format) -> int:
     """Retries an interrupted download; replaces the file only when it is complete."""
     try:
+        if (fd := output_file.stream(output)) is not None:  # a pipe or a device, which must not be replaced
+            with os.fdopen(fd, "w", encoding="utf-8", newline="") as target:
+                return await _stream(session, name, target.write, kind)
         unfinished = output_file.beside(output, 0o644)
         try:
             count = await with_rereads(functools.partial(_save_once, session, name, unfinished, kind))
