@@ -44,6 +44,10 @@ class Session(RuleBasedStateMachine):
         self.mails: list[tuple[bytes, list[bytes], bytes]] = []
 
     def teardown(self) -> None:
+        """Whatever came before, a mail is delivered afterwards."""
+        self.greet(b"EHLO")
+        self.whole_mail(b"a@x.example", [b"b@y.example"], [b"the last line"])
+        self.next_hop_has_exactly_our_mails()
         self.client.close()
         type(self).sessions += 1
         type(self).sent += len(self.mails)
@@ -160,7 +164,7 @@ def test_any_order_of_commands_agrees_with_the_model(running: RunningBridge) -> 
         ),
     )
     assert Session.sessions >= examples, "too few sessions were run"
-    assert Session.sent > examples // 4, f"too few mails were sent: {Session.sent}"
+    assert Session.sent > examples, f"too few mails were sent: {Session.sent}"
 
 
 WORDS = [
