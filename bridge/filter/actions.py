@@ -61,7 +61,7 @@ class Actions:
     async def carry_out(self, record: Record, why: Case, rule: Rule, result: AnalysisResult | None) -> Outcome:
         tx, action = record.tx, rule.action
         try:
-            if rule.keep_copy and action is not Action.QUARANTINE:
+            if rule.keep_copy and not self._stores(action):
                 await self._store(record, why, result, copy_of=action)
             match action:
                 case Action.RELAY:
@@ -75,19 +75,24 @@ class Actions:
                     session, record.rule = tx.session, rule_names.CANNOT_HOLD
                     text = "listener %s: %s: the mail server cannot hold mail; %s is deferred"
                     log.warning(text, session.listener, session.peer, tx.id)
+                    await self.take_back(record)  # the next attempt would store another copy
                     return Outcome(Action.TEMPFAIL, with_id(CANNOT_HOLD, tx.id, _ggrid(result)), result)
                 case Action.HOLD if self._relay is None and (refusal := _refusal(tx, result)) is not None:
                     return _refused(record, refusal, result)
                 case Action.HOLD if self._relay is None:
                     stamp = self._stamp(tx, result, str(why)) + _added(result)
                     return Outcome(action, accepted(tx.id), result, stamp, edits=_edits(tx, result))
-                case Action.HOLD | Action.QUARANTINE:  # without a milter there is no hold queue but ours
+                case Action.HOLD | Action.QUARANTINE:  # see `_stores`
                     await self._store(record, why, result)
                     return Outcome(Action.QUARANTINE, accepted(tx.id), result)
                 case _:
                     assert_never(action)
         except StoreError as exc:
             return not_stored(record, exc, result)
+
+    def _stores(self, action: Action) -> bool:
+        """Whether the mail itself goes to our quarantine: without a milter there is no hold queue but ours."""
+        return action is Action.QUARANTINE or (action is Action.HOLD and self._relay is not None)
 
     def can_separate(self, tx: Transaction, withheld: Sequence[str]) -> bool:
         """Whether the other recipients can get the mail without these: with a milter, the mail server removes them.
@@ -128,6 +133,7 @@ class Actions:
         stripped = self._headers.strip(tx.message.head())
         if stripped is not None:
             tx.message.replace_head(stripped)
+        await self.take_back(record)  # a copy (`keep_copy`) has the mail's id, and hides it from its recipients
         try:
             await self._quarantine.keep(tx, b"", {"reason": "refused", "reply": str(reply), "rule": record.rule})
         except StoreError as exc:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bridge.api.changes import Changes
+from bridge.api.scanning import AnalysisResult
 from bridge.lists.personal_store import FILE, PersonalLists
 from bridge.runtime.database import Database
-from bridge.testing import RunningBridge, running_bridge, until
-from tests.filter.smtp_kit import Client, mail_lines, send
+from bridge.testing import RunningBridge, answer, result, running_bridge, until
+from tests.filter.smtp_kit import MAIL, Client, mail_lines, send
 from tests.filter.test_filter_outcomes import filter_of
 
 ANNA, BEN = "anna@example.org", "ben@example.org"
@@ -98,3 +102,55 @@ def test_the_withheld_part_stayed_if_the_client_disconnected(tmp_path: Path) -> 
             until(lambda: not bridge.quarantined, "the end of the withheld part")
         assert send(bridge, **people).startswith("250 ") and len(bridge.quarantined) == 1
         lists.close()
+
+
+def test_a_mail_to_be_held_was_deferred_for_ever_and_left_a_copy_each_time(tmp_path: Path) -> None:
+    """Without a milter, `hold` stores the mail here: its copy had taken the name."""
+    policy = {"quarantine": {"action": "hold", "keep_copy": True}}
+    with running_bridge(tmp_path, OFF | {"policy": policy}) as bridge:
+        bridge.scanner.reply = answer(200, result("quarantine"))
+        assert send(bridge).startswith("250 ")
+        (kept,) = bridge.quarantined
+    assert "copy_of" not in json.loads(kept.with_suffix(".json").read_text())["facts"]
+
+
+def test_a_mail_that_a_milter_cannot_hold_left_a_copy_with_each_attempt(tmp_path: Path) -> None:
+    policy = {"quarantine": {"action": "hold", "keep_copy": True}}
+    with running_bridge(tmp_path, OFF | {"policy": policy}, protocol="milter") as bridge:
+        bridge.scanner.reply = answer(200, result("quarantine"))
+        assert bridge.background.run(end_of_body(bridge.port)).startswith(b"y451 ") and not bridge.quarantined
+
+
+async def end_of_body(port: int) -> bytes:
+    """What a milter client that can do nothing with a mail is told about one."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    with closing(writer):
+        for command, payload in ((b"O", bytes(3) + b"\6" + bytes(8)), *MILTER_MAIL):
+            writer.write((1 + len(payload)).to_bytes(4) + command + payload)
+            answered = await reader.readexactly(int.from_bytes(await reader.readexactly(4)))
+    return answered
+
+
+MILTER_MAIL = (
+    (b"C", b"mx.example\0U"),
+    (b"M", b"<a@example.org>\0"),
+    (b"R", b"<b@example.org>\0"),
+    (b"L", b"Subject\0x\0"),
+    (b"E", b""),
+)
+
+
+def test_a_copy_took_the_place_of_a_mail_that_is_quarantined_instead_of_bounced(tmp_path: Path) -> None:
+    """After a queue, a sender had a mail deferred for ever: the scanner's changes to it cannot all be made."""
+    wanted = Changes(remove=(("x-old", 0),))
+    with running_bridge(tmp_path, OFF | COPIED, profile="postfix-content-filter") as bridge:
+        scanner = filter_of(bridge)._scanner
+
+        async def decide(*_: object) -> AnalysisResult:
+            return replace(AnalysisResult.from_json(result()), changes=wanted)
+
+        scanner.submit = decide  # type: ignore[method-assign]
+        assert send(bridge, b"X-Old: x\r\n" * 501 + MAIL).startswith("250 ")
+        (kept,) = bridge.quarantined
+    facts = json.loads(kept.with_suffix(".json").read_text())["facts"]
+    assert facts["reason"] == "refused" and "copy_of" not in facts
