@@ -71,11 +71,9 @@ def _fixed(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
             and (other := before.get((listener.name, str(listener.address)))) is not None
         ):
             yield f"listener {listener.name}: tls", other.tls is None, listener.tls is None
-    late_before, late_after = wiring.effective_late_decisions(old), wiring.effective_late_decisions(new)
-    if old.history.enabled or "database" in (late_before.store, late_after.store):
-        yield "state_database", old.state_database, new.state_database
+    yield "state_database", old.state_database, new.state_database  # it has the personal lists, whatever else is off
     same_database = new.model_copy(update={"state_database": old.state_database})  # this key has its own line
-    yield "late_decisions", late_before, wiring.effective_late_decisions(same_database)
+    yield "late_decisions", wiring.effective_late_decisions(old), wiring.effective_late_decisions(same_database)
     yield "embedded_service", old.embedded_service, new.embedded_service
     if old.embedded_service:
         yield "scanner.urls", old.scanner.urls[0], new.scanner.urls[0]
