@@ -218,6 +218,8 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
     "slow mail passes": (lambda w: w.data.update(policy={"deadline": "relay"}), "WARNING", "policy.deadline: a mail"),
     "failing mail passes": (lambda w: w.listener.update(policy={"failed": "relay"}),
                             "WARNING", "use tempfail or quarantine"),
+    "mail passes in a flood": (lambda w: w.data.update(policy={"saturated": "relay"}), "WARNING", "policy.saturated: "),
+    "odd mail passes": (lambda w: w.data.update(policy={"undecided": "relay"}), "WARNING", "policy.undecided: a mail"),
     "milter and proxy filter": (second_filter, "PROBLEM", "scanned twice, by smtpd_proxy_filter of smtp/inet and "),
     "unreachable database": (
         lambda w: w.data.update(state_database="postgresql://x@127.0.0.1:1/x"), "PROBLEM", "state_database",

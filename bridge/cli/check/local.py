@@ -196,11 +196,13 @@ def check_trust(conf: Config) -> Iterator[Finding]:
 _UNSCANNED = {
     "deadline": "a mail that takes too long to scan is delivered unscanned",
     "failed": "a mail on which the scanner fails is delivered unscanned",
+    "saturated": "while more mail arrives than can be scanned, mail is delivered unscanned",
+    "undecided": "a mail that the scanner could not examine completely is delivered",
 }
 
 
 def check_policies(conf: Config) -> Iterator[Finding]:
-    """Settings that let a sender get a mail delivered unscanned: it only has to be slow, or to break the scanner."""
+    """Settings that let a sender get a mail delivered unscanned, by one that is slow or odd, or by sending many."""
     for listener in conf.listeners:
         policies = [(listener.name, conf.policy_for(listener), f"listeners.{listener.name}.", listener.policy)]
         policies += [
