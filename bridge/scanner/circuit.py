@@ -10,7 +10,8 @@ below; there is no I/O, and the clock is passed in.
 A failed connection opens the circuit immediately: that costs the mail nothing, because another host
 can take it. Other failures may be caused by the mail itself, so it takes several in a row. The pause
 doubles with each failed probe, up to the status interval. Since an answered status request also ends
-the pause, a host that has recovered gets mail within two of those intervals.
+the pause, a host that has recovered gets mail within two of those intervals. A probe may be slow by itself, up to
+its deadline: if the host answers status requests meanwhile, it is sent the test mail, which closes the circuit.
 """
 
 from __future__ import annotations
@@ -76,6 +77,11 @@ class Circuit:
         if self.state is State.CLOSED:
             return True
         return not self._probing and (self.state is State.HALF_OPEN or now >= self._until)
+
+    @property
+    def is_probing(self) -> bool:
+        """Whether all other mail waits for what becomes of the probe."""
+        return self._probing and self.state is not _CLOSED
 
     def begin(self) -> bool:
         """A mail is about to be sent to this host, after `admits`. Returns whether it is the probe."""

@@ -49,7 +49,8 @@ log = logging.getLogger(__name__)
 _dice = random.Random()  # noqa: S311 - spreads load, keeps no secret
 
 
-_RETRY_S = 1.0  # between status requests to a host that refuses connections, so that its return is noticed at once
+# Between status requests to a host that refuses connections or gets only probes: its return is noticed at once.
+_RETRY_S = 1.0
 _WEIGHT_0 = 0.1  # RFC 2782: a small chance compared with records that have a weight
 _PRESSED = (QueueStatus.YELLOW, QueueStatus.RED)
 # Python 3.11: looking up an enum member takes 0.3 us (`bridge/scanner/circuit.py`).
@@ -127,6 +128,8 @@ class Scanner:
         for host in self._by_preference():
             on_host(host.url)
             is_probe = host.begin()
+            if is_probe:
+                host.probe_tenant = request.tenant_uid
             attempt = Attempt(host, self._loop.time(), host.is_broken, host.silent)
             try:
                 answer = await self._exchange.ask(host, submission, deadline, self._trials.start_if_slow)
@@ -292,7 +295,10 @@ class Scanner:
                 self._free_slots_of(host)
                 if host.silent and not isinstance(exc, ScanTimeout):  # which has already taken a while
                     pause_s = min(interval, _RETRY_S)
-            if host.is_broken:
+            is_returning = host.circuit.state is not _CLOSED and not host.silent
+            if is_returning:
+                pause_s = min(interval, _RETRY_S)
+            if host.is_broken or (is_returning and host.circuit.is_probing):  # all others wait for that mail
                 self._trials.start(host, host.probe_tenant)
             if host.untried_since is not None and host.decided_since > host.untried_since:
                 host.untried_since = None

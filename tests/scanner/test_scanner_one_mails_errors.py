@@ -9,7 +9,7 @@ import pytest
 
 from bridge.api.scanning import Decision
 from bridge.errors import NoRoom, Saturated, ScanFailed, ScanRefused, ScanTimeout, ScanUnavailable
-from bridge.scanner.circuit import State
+from bridge.scanner.circuit import Event, State
 from bridge.testing import eventually
 from tests.scanner.fault_server import MAIL, Call, answer, closed_port, faults, scanner_of, submit
 from tests.scanner.spoken import current
@@ -318,8 +318,6 @@ async def test_a_host_that_was_silent_before_it_got_the_mail_is_at_fault_itself(
 async def test_a_bad_mail_as_the_probe_of_an_open_circuit_does_not_keep_it_open() -> None:
     """The host works again: the first mail it gets is a bad one, and the others still get through."""
     async with faults(fails_on_bad(ENDINGS["500"])) as server, scanner_of(server) as scanner:
-        from bridge.scanner.circuit import Event
-
         now = asyncio.get_running_loop().time()
         scanner.hosts[0].learn(Event.UNREACHABLE, now)
         scanner.hosts[0].learn(Event.STATUS, now)
@@ -327,6 +325,24 @@ async def test_a_bad_mail_as_the_probe_of_an_open_circuit_does_not_keep_it_open(
             await submit(scanner, BAD)
         assert scanner.hosts[0].circuit.state is State.CLOSED
         assert (await submit(scanner)).decision is Decision.DELIVER
+
+
+async def test_a_slow_mail_as_the_probe_of_an_open_circuit_kept_all_others_away() -> None:
+    """With `unavailable: relay`, they were delivered unscanned until its deadline, although the host was back."""
+    async with faults(fails_on_bad(Call.until_gone)) as server, scanner_of(server, status_interval_s=0.1) as scanner:
+        host, now = scanner.hosts[0], asyncio.get_running_loop().time()
+        host.learn(Event.UNREACHABLE, now)
+        host.learn(Event.STATUS, now)
+        slow = asyncio.create_task(submit(scanner, BAD, deadline_s=120))
+        await eventually(lambda: host.circuit.is_probing, "the slow mail")
+        with pytest.raises(ScanUnavailable):
+            await submit(scanner)
+        watch = asyncio.create_task(scanner.watch())
+        await eventually(lambda: host.circuit.state is State.CLOSED, "the answer to the test mail")
+        assert (await submit(scanner)).decision is Decision.DELIVER
+        for task in (slow, watch):
+            task.cancel()
+        await asyncio.gather(slow, watch, return_exceptions=True)
 
 
 async def test_a_host_that_is_busy_when_it_is_asked_is_not_blamed() -> None:
