@@ -59,7 +59,9 @@ class Quarantine(Section):
         description="Keep quarantined mail in S3-compatible object storage. The directory then holds only "
         "`actions.log`.",
     )
-    retention: Duration = Field(30 * 86400.0, description="How long quarantined mail is kept before it is deleted.")
+    retention: Duration = Field(
+        30 * 86400.0, ge=3600, description="How long quarantined mail is kept before it is deleted; at least `1h`."
+    )
     max_size: Size | None = Field(
         None,
         ge=1,

@@ -105,6 +105,7 @@ from tests.config.config_kit import OIDC, OWN, TENANT, changed, listener, load, 
         (changed(state_database="sqlite://file"), "sqlite:///file"),
         (changed(state_database="postgresql://u:p@h/x"), "state_database_password_file"),
         (changed(state_database_password_file="p"), "only a PostgreSQL database has a password"),
+        (changed(quarantine={"retention": "0s"}), "quarantine.retention"),  # read as "for ever", it deleted all mail
         (changed(quarantine={"s3": {"bucket": "a/b"}}), "pattern"),
         (changed(quarantine={"s3": {"bucket": "abc", "prefix": "/x"}}), "pattern"),
         (changed(quarantine={"s3": {"bucket": "abc", "endpoint": "http://s3.example.org"}}), "allow_plain_http"),
