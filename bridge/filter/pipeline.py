@@ -38,6 +38,7 @@ from bridge.filter.policy import (
     UNCERTAIN_DOMAIN,
     Case,
     Policy,
+    as_configured,
     case_of_decision,
     case_of_error,
     cause_of,
@@ -199,7 +200,8 @@ class Filter:
         now = monotonic()
         envelope = Envelope(sender, () if recipient is None else (Recipient(recipient),))
         tx = Transaction(new_id(), session, envelope, Message(_NO_CONTENT), now, now)
-        outcome = Outcome(Action.TEMPFAIL if reply.is_temporary else Action.REJECT, with_id(reply, tx.id))
+        answer = as_configured(reply, self._policy_of(envelope))
+        outcome = Outcome(Action.TEMPFAIL if answer.is_temporary else Action.REJECT, with_id(answer, tx.id))
         record = Record(
             tx, min(size, _MAX_SIZE), None, outcome, listed=listed, at="mail" if recipient is None else "rcpt"
         )
@@ -214,11 +216,18 @@ class Filter:
 
     def refuse(self, tx: Transaction, reply: Reply, size: int) -> Outcome:
         """Refuse a mail during its transfer (too large, not clean SMTP): no scan, but a log line."""
-        action = Action.TEMPFAIL if reply.is_temporary else Action.REJECT
-        outcome = Outcome(action, with_id(reply, tx.id))
+        answer = as_configured(reply, self._policy_of(tx.envelope))
+        action = Action.TEMPFAIL if answer.is_temporary else Action.REJECT
+        outcome = Outcome(action, with_id(answer, tx.id))
         tx.message.close()
         self._tell(Record(tx, size, outcome=outcome, error=cause_of(reply), rule=rule_of_refusal(reply)))
         return outcome
+
+    def _policy_of(self, envelope: Envelope) -> Policy:
+        """That of the tenant, if all recipients have the same; that of the listener before RCPT."""
+        tenants = {self._tenant_of(address) for address in envelope.addresses}
+        own = self._settings.tenant_policies.get(tenants.pop() or "") if len(tenants) == 1 else None
+        return own or self._settings.policy
 
     def refuse_content(self, tx: Transaction, reply: Reply) -> Coroutine[Any, Any, Outcome]:
         """Refuse a complete mail that the intake cannot pass on; after a queue, it is quarantined, for each tenant."""

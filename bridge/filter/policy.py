@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from bridge.api.scanning import Decision
-from bridge.errors import AmbiguousMail, BridgeError, Saturated, ScanTimeout, SpoolFull
+from bridge.errors import AmbiguousMail, BridgeError, MessageTooLarge, Saturated, ScanTimeout, SpoolFull
 from bridge.filter import rule_names
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply
@@ -137,6 +137,15 @@ def reply_for(case: Case, rule: Rule, error: BaseException | None, wanted: str =
         default = reply_to_error(error) if case is Case.TOO_LARGE and error is not None else _REFUSED
     code = rule.code or default.code
     return Reply(code, default.status, rule.text if rule.text is not None else wanted or default.text)
+
+
+def as_configured(refusal: Reply, policy: Policy) -> Reply:
+    """A refusal of the intake, in the policy's own words if it has any: it has a rule for mail that is too large."""
+    rule = policy[Case.TOO_LARGE]
+    is_own = rule.action is Action.TEMPFAIL or rule.code is not None or rule.text is not None
+    if not is_own or rule_of_refusal(refusal) != rule_names.TOO_LARGE:
+        return refusal
+    return reply_for(Case.TOO_LARGE, rule, MessageTooLarge())
 
 
 _GGRID = re.compile(r"[0-9A-Za-z-]{1,64}")  # a UUID; anything else that the scanner sends stays out of replies

@@ -420,6 +420,22 @@ def test_the_operators_policy_is_followed(tmp_path: Path) -> None:
         assert send(bridge).startswith("450 4.7.1 ")
 
 
+def test_mail_over_the_size_limit_was_rejected_whatever_the_policy_said(tmp_path: Path) -> None:
+    """By its announced size, and by its real one; the policy applied only to a scanner's 413. A tenant has its own."""
+    config = {
+        "limits": {"max_message_size": "10KiB"},
+        "policy": {"too_large": {"action": "tempfail", "code": 452, "text": "Later"}},
+        "tenants": [{"uid": TENANT, "recipient_domains": ["b.example"], "policy": {"too_large": "reject"}}],
+    }
+    large = b"Subject: x\r\n\r\n" + b"x\r\n" * 10_000
+    with running_bridge(tmp_path, config) as bridge:
+        assert send(bridge, large).startswith("452 4.3.0 Later (id=")
+        assert send(bridge, large, recipients=("b@b.example",)).startswith("552 5.3.4 ")
+        with Client(bridge) as client:
+            client.say("EHLO client.example")
+            assert client.say("MAIL FROM:<a@example.org> SIZE=99999").startswith("452 4.3.0 Later (id=")
+
+
 def test_a_copy_that_cannot_be_kept_stops_the_mail(tmp_path: Path) -> None:
     """An operator who wants a copy gets one, or the mail is deferred."""
     with running_bridge(tmp_path, {"policy": {"deliver": {"action": "relay", "keep_copy": True}}}) as bridge:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.filter.outcome import Outcome, Record
-from bridge.filter.pipeline import Filter
+from bridge.filter.pipeline import Filter, FilterSettings
+from bridge.filter.policy import Case, Rule
 from bridge.intake.milter import protocol
 from bridge.intake.milter.context import MilterSettings
 from bridge.intake.milter.server import MilterServer
@@ -52,6 +53,7 @@ class ScriptedFilter(Filter):
 
     def __init__(self, answer: Action | Callable[[Seen], Awaitable[Outcome]] = Action.RELAY) -> None:
         self.deadline_s = 30.0
+        self._settings = FilterSettings(self.deadline_s, {Case.TOO_LARGE: Rule(Action.REJECT)})
         self.header_prefix, self.own_results = "X-Scan-", None
         self.refuses = True
         self.answer = answer
