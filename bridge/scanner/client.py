@@ -295,7 +295,7 @@ class Scanner:
                 self._free_slots_of(host)
                 if host.silent and not isinstance(exc, ScanTimeout):  # which has already taken a while
                     pause_s = min(interval, _RETRY_S)
-            is_returning = host.circuit.state is not _CLOSED and not host.silent
+            is_returning = host.circuit.state is not _CLOSED and not (host.silent or host.is_broken)
             if is_returning:
                 pause_s = min(interval, _RETRY_S)
             if host.is_broken or (is_returning and host.circuit.is_probing):  # all others wait for that mail
