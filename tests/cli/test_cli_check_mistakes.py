@@ -220,6 +220,7 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
                             "WARNING", "use tempfail or quarantine"),
     "mail passes in a flood": (lambda w: w.data.update(policy={"saturated": "relay"}), "WARNING", "policy.saturated: "),
     "odd mail passes": (lambda w: w.data.update(policy={"undecided": "relay"}), "WARNING", "policy.undecided: a mail"),
+    "wanted mail is dropped": (lambda w: w.data.update(policy={"deliver": "discard"}), "WARNING", "policy.deliver: "),
     "milter and proxy filter": (second_filter, "PROBLEM", "scanned twice, by smtpd_proxy_filter of smtp/inet and "),
     "unreachable database": (
         lambda w: w.data.update(state_database="postgresql://x@127.0.0.1:1/x"), "PROBLEM", "state_database",

@@ -18,6 +18,7 @@ from bridge.cli.check.finding import Finding
 from bridge.config.listener import Listener
 from bridge.config.mail_server_profiles import PROFILES
 from bridge.config.model import Config
+from bridge.config.policy import Policy
 from bridge.daemon import certificate_expiry, directories, embedded, event_wiring, hooks_wiring, named_files, wiring
 from bridge.daemon.http_api.read_tokens import read_callers
 from bridge.daemon.sockets import open_listening
@@ -202,21 +203,29 @@ _UNSCANNED = {
 
 
 def check_policies(conf: Config) -> Iterator[Finding]:
-    """Settings that let a sender get a mail delivered unscanned, by one that is slow or odd, or by sending many."""
+    """Settings by which wanted mail is lost, or that let a sender get a mail delivered unscanned: one that is slow or
+    odd, or one of many.
+    """
     for listener in conf.listeners:
         policies = [(listener.name, conf.policy_for(listener), f"listeners.{listener.name}.", listener.policy)]
         policies += [
             (f"{listener.name}, tenant {tenant.uid}", conf.policy_for(listener, tenant), f"tenants.{i}.", tenant.policy)
             for i, tenant in enumerate(conf.tenants)
-            if tenant.policy.model_fields_set & set(_UNSCANNED)
+            if tenant.policy.model_fields_set & {*_UNSCANNED, "deliver"}
         ]
         for name, policy, place, own in policies:
-            for key, text in _UNSCANNED.items():
-                entry = getattr(policy, key)
-                if entry is not None and entry.action is Action.RELAY:
-                    where = f"{place if key in own.model_fields_set else ''}policy.{key}"
-                    warning = f"{text}, and a sender can cause that: use tempfail or quarantine"
-                    yield Finding(f"policy of listener {name}", warning=f"{where}: {warning}")
+            for key, warning in _doubtful(policy):
+                where = f"{place if key in own.model_fields_set else ''}policy.{key}"
+                yield Finding(f"policy of listener {name}", warning=f"{where}: {warning}")
+
+
+def _doubtful(policy: Policy) -> Iterator[tuple[str, str]]:
+    for key, text in _UNSCANNED.items():
+        entry = getattr(policy, key)
+        if entry is not None and entry.action is Action.RELAY:
+            yield key, f"{text}, and a sender can cause that: use tempfail or quarantine"
+    if policy.deliver.action is Action.DISCARD and not policy.deliver.keep_copy:
+        yield "deliver", "mail in which nothing is found is dropped, and its senders are not told: use relay"
 
 
 def _try_to_listen(address: Endpoint, key: str) -> None:
