@@ -11,6 +11,7 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -227,6 +228,27 @@ def test_a_file_that_is_no_result_is_65(untouched: Replays, tmp_path: Path, text
     done = untouched.run("--expect", tmp_path / "bad.json")
     assert done.returncode == 65 and "was not written by" in done.stderr
     assert untouched.desk.bridge.scanner.submissions == []
+
+
+def test_a_replay_that_was_stopped_replaced_the_expected_result(at: Replays, tmp_path: Path) -> None:
+    """With a refused token, an empty result was saved over a good one, and then every comparison succeeded."""
+    saved = tmp_path / "saved.json"
+    at.run("--save", saved)
+    before = saved.read_bytes()
+    at.desk.bridge.scanner.reply = answer(401)
+    stopped = at.run("--save", saved)
+    assert stopped.returncode == 77 and f"{saved}: not written, because the replay is incomplete" in stopped.stderr
+    assert saved.read_bytes() == before
+
+
+@pytest.mark.parametrize("change", [{"mails": []}, {"interrupted": True}, {"stopped": "401"}], ids=str)
+def test_an_incomplete_result_is_expected_of_no_mail(untouched: Replays, tmp_path: Path, change: Any) -> None:
+    """Earlier versions saved such results: mail that is not in them would count as unchanged."""
+    saved = tmp_path / "saved.json"
+    untouched.run("--save", saved)
+    saved.write_text(json.dumps(json.loads(saved.read_bytes()) | change))
+    done = untouched.run("--expect", saved)
+    assert done.returncode == 65 and "ended early: write it again with --save" in done.stderr
 
 
 def test_mail_without_an_earlier_decision_is_not_a_change(tmp_path: Path) -> None:

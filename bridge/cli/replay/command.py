@@ -7,6 +7,7 @@ changed, 75 nothing changed but some mail got no decision, 3 no mail was selecte
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -195,7 +196,7 @@ def _baseline(text: str | None, token_file: Path | None, ca_file: Path | None) -
     options = ("--baseline", "--baseline-token-file")
     if text.startswith(("http://", "https://")):
         return Choice(text, token_file, None, ca_file, *options)
-    if not Path(text).exists():
+    if not os.path.exists(text):  # noqa: PTH110 (Path.exists may raise)
         raise click.UsageError(f"--baseline: {text} is neither a URL nor an existing file")
     return Choice(None, None, Path(text), None, *options)
 
@@ -333,7 +334,12 @@ def _report(result: Replay, given: dict[str, Any]) -> None:
         report.show(result, everything=given["everything"])
     try:
         if given["save"] is not None:
-            saved.write(given["save"], saved.dump(result))
+            saved.write(given["save"], result)
+    except saved.Incomplete as exc:  # the exit code says why
+        say(str(exc), err=True)
+    except OSError as exc:
+        _fail(f"{exc.filename}: cannot be written: {exc.strerror}", 1)
+    try:
         if given["plot"] is not None:
             svg.write(given["plot"], plot.draw(result))
     except OSError as exc:

@@ -14,9 +14,18 @@ class BadResult(BridgeError):
     """The file is not the result of a replay."""
 
 
-def write(path: Path, text: str) -> None:
-    """Complete or not at all; readable by its owner only, because it names senders and recipients. Raises OSError."""
-    output_file.write(path, text)
+class Incomplete(BridgeError):
+    """The replay ended early: its result must not take the place of a complete one."""
+
+
+def write(path: Path, replay: Replay) -> None:
+    """Complete or not at all; readable by its owner only, because it names senders and recipients.
+
+    Raises Incomplete, OSError.
+    """
+    if replay.is_interrupted or replay.stopped:
+        raise Incomplete(f"{path}: not written, because the replay is incomplete")
+    output_file.write(path, dump(replay))
 
 
 def dump(replay: Replay) -> str:
@@ -33,13 +42,16 @@ class Expected:
         try:
             with root_as_owner.as_operator():
                 content = path.read_bytes()
-            for mail in json.loads(content)["mails"]:
+            saved = json.loads(content)
+            for mail in saved["mails"]:
                 name, digest, found = str(mail["mail"]), str(mail["sha256"] or ""), Judgement.from_dict(mail["now"])
                 self._by_name[name] = (digest, found)
                 if digest:
                     self._by_hash.setdefault(digest, found)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
             raise BadResult(f"{path} was not written by `scanbridge replay --save`") from exc
+        if not self._by_name or saved.get("interrupted") or saved.get("stopped"):  # earlier versions wrote these
+            raise BadResult(f"{path} is the result of a replay that ended early: write it again with --save")
 
     def find(self, name: str, digest: str) -> Judgement | None:
         """The decision on the same mail; else on the same content elsewhere; else on other content of this name."""
