@@ -14,6 +14,7 @@ from bridge.mail.session import Client, canonical_ip
 from bridge.runtime.value import value
 
 _MAX_TEXT = 2048
+_MAX_NUMBER = 2**53  # RFC 8259 6: what every reader of JSON understands; a longer one is too large for a float
 _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 _PARAMETER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 _PARAMETER_VALUE = re.compile(r"[^\x00-\x20=\x7f]*")
@@ -55,7 +56,7 @@ def text(found: Found, *names: str) -> str | None:
 
 def number(found: Found, name: str) -> int | None:
     given = found.get(name)
-    if given is not None and (type(given) is not int or given < 0):
+    if given is not None and (type(given) is not int or not 0 <= given <= _MAX_NUMBER):
         raise BadJson(f"{name} is not a number")
     return given
 
