@@ -97,6 +97,12 @@ JSON_PART = part("parameters", PARAMETERS, "application/json")
 MAIL_PART = part("email", mail())
 
 
+def two_names(first: bytes, second: bytes) -> bytes:
+    """A part with two Content-Disposition fields: which of its names counts depends on the reader."""
+    field = b'Content-Disposition: form-data; name="%b"\r\n'
+    return MAIL_PART.replace(field % b"email", field % first + field % second)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "error"),
     [
@@ -113,6 +119,8 @@ MAIL_PART = part("email", mail())
         (JSON_PART + MAIL_PART, 400, "invalid_multipart"),
         (b"no multipart", 400, "invalid_multipart"),
         (b"", 400, "invalid_multipart"),
+        (two_names(b"more", b"email") + JSON_PART + closing(), 400, "invalid_multipart"),
+        (two_names(b"email", b"more") + JSON_PART + closing(), 400, "invalid_multipart"),
         (part("more", b"x") * 20 + JSON_PART + MAIL_PART + closing(), 400, "invalid_multipart"),
     ],
 )

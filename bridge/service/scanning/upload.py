@@ -156,6 +156,8 @@ class Upload(Generic[T]):
 
     def _on_headers_finished(self) -> None:
         headers = {bytes(name).lower(): bytes(value) for name, value in self._headers}
+        if len(headers) < len(self._headers):  # readers differ in which of the two they use
+            raise Refused(400, "invalid_multipart", "a part has the same header field twice")
         disposition, options = parse_options(headers.get(b"content-disposition", b""))
         self._part_name = options.get(b"name", b"").decode("utf-8", "replace") if disposition == b"form-data" else ""
         if self._part_name in ("parameters", "email"):
