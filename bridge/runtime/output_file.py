@@ -12,6 +12,7 @@ from typing import TextIO
 from bridge.runtime import root_as_owner
 
 _OWN = {"/dev/stdout": 1, "/dev/stderr": 2}
+_DEVICES = Path("/dev")
 _OWN_DIRECTORIES = ("/dev/fd", "/proc/self/fd")
 
 
@@ -36,16 +37,21 @@ def stream(path: Path) -> int | None:
     """A pipe, a device, or something that is open already (`/dev/stdout`), opened for writing. Raises OSError."""
     if (own := _own(path)) is not None:  # opened again, a file would be written from its beginning
         return os.dup(own)
-    if str(path.parent) == "/dev":
-        return os.open(path, os.O_WRONLY)
+    if path.parent == _DEVICES:
+        return _checked(os.open(path, os.O_WRONLY), path)
     if not os.path.lexists(path) or stat.S_ISREG(mode := path.lstat().st_mode) or stat.S_ISLNK(mode):
         return None
     # Something else may be there by now, or nobody reads the pipe: neither is followed or waited for.
-    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    fd = _checked(os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK), path)
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _checked(fd: int, path: Path) -> int:
+    """Not a disk, whose first blocks would be lost. Raises OSError."""
     if not (stat.S_ISFIFO(mode := os.fstat(fd).st_mode) or stat.S_ISCHR(mode)):
         os.close(fd)
         raise FileExistsError(errno.EEXIST, "neither a file nor a pipe", str(path))
-    os.set_blocking(fd, True)
     return fd
 
 

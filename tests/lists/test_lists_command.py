@@ -94,6 +94,12 @@ def test_a_device_or_a_pipe_was_replaced_by_a_file(service, tmp_path):
         assert os.read(reader, 100_000).decode() == service.run("entries", "notes", "--format", "text").stdout
     finally:
         os.close(reader)
+    disk = next((str(path) for path in Path("/dev").glob("loop[0-9]*") if os.access(path, os.W_OK)), "")
+    if disk:  # only opened: if this fails, the list is empty
+        service.clear()
+        refused = service.run("entries", "notes", "-o", disk)
+        assert refused.exit_code == 1 and "cannot be written: neither a file nor a pipe" in refused.output
+        service.add("notes", {"a b": "two words"})
     full = service.run("entries", "notes", "-o", "/dev/full")
     assert full.exit_code == 1 and "/dev/full: cannot be written: No space left on device" in full.output
     assert Path("/dev/full").is_char_device()
