@@ -166,6 +166,8 @@ def explain(given: Path | None, file: Path, path: Path | None, sender: str, as_j
     FILE is a mail saved by a mail program (.eml). Only the mail itself is examined: lists, other
     engines and the network are not used. If there is no configuration, the service's defaults apply.
     """
+    from bridge.api.scanning import MAX_MESSAGE_BYTES
+    from bridge.cli import mail_file
     from bridge.cli.service_explain import lines_of
     from bridge.service.analysis.explanation import explain as explained
     from bridge.service.settings import ServiceConfig
@@ -173,7 +175,7 @@ def explain(given: Path | None, file: Path, path: Path | None, sender: str, as_j
     chosen = path or given or (DEFAULT if DEFAULT.exists() else None)
     config = load_or_exit(chosen).config if chosen else ServiceConfig()
     try:
-        found = explained(file.read_bytes(), config, sender)
+        found = explained(mail_file.read(file, MAX_MESSAGE_BYTES), config, sender)
     except ConfigError as exc:
         fail_config(exc)
     except OSError as exc:

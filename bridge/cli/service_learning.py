@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import click
 
@@ -13,6 +13,9 @@ from bridge.cli.service_place import opened_store, own_config
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import say, say_cells, say_json
 from bridge.runtime.counted import counted
+
+if TYPE_CHECKING:
+    from bridge.service.learning.votes import Vote
 
 _MAX_LINE = 20_000
 
@@ -93,18 +96,30 @@ def import_votes(path: Path | None, own: Path | None, scope: str, file: TextIO) 
     If any line is invalid, or if there are no votes, nothing is changed.
     """
     from bridge.service.learning.store import VoteStore
-    from bridge.service.learning.votes import BadVote, Vote
 
-    votes = []
-    for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), ""), 1):
-        try:
-            votes.append(Vote.from_json(line))
-        except BadVote as exc:
-            say(f"line {number}: {exc}; nothing was changed", err=True)
-            sys.exit(1)
-    if not votes:  # an export that failed, for example
-        say("the file has no votes; nothing was changed (`learning reset` deletes all votes)", err=True)
-        sys.exit(1)
+    votes = _votes(file)
     with opened_store(own or path) as store:
         count = VoteStore(store).replace(scope, votes)
     say(f"{counted(count, 'vote')} stored", err=True)
+
+
+def _votes(file: TextIO) -> list[Vote]:
+    """Ends the command if the file cannot be used."""
+    from bridge.service.learning.votes import BadVote, Vote
+
+    votes: list[Vote] = []
+    try:
+        for line in iter(lambda: file.readline(_MAX_LINE), ""):
+            votes.append(Vote.from_json(line))
+    except BadVote as exc:
+        _refuse(file, f"line {len(votes) + 1}: {exc}; nothing was changed")
+    except OSError as exc:
+        _refuse(file, f"cannot be read: {exc.strerror}; nothing was changed")
+    if not votes:  # an export that failed, for example
+        _refuse(file, "the file has no votes; nothing was changed (`learning reset` deletes all votes)")
+    return votes
+
+
+def _refuse(file: TextIO, why: str) -> NoReturn:
+    say(f"{file.name}: {why}", err=True)
+    sys.exit(1)

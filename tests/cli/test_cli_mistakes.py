@@ -382,6 +382,11 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("a List API without a scheme", _lists, "lists show --url 127.0.0.1:9081", 78,
      ["--url: ", "write its scheme (https:// or http://)"]),
     ("a directory that is not there", _lists, "lists sync nodir", 2, ["nodir is not a directory", "LIST and FILE"]),
+    ("the content of a file instead of its name", _lists, f"lists sync {'a@b.example,' * 50}", 2,
+     ["is not a directory", "LIST and FILE"]),
+    ("an interval that is no number", _nothing, "top --once --interval nan", 2, ["--interval", "'nan' is not a time"]),
+    ("a baseline that is not there", _nothing, f"replay --baseline {'x' * 300}", 2,
+     ["neither a URL nor an existing file"]),
     ("a file of entries that is not there", _lists, "lists add blocked-senders --file no.txt", 65,
      ["no.txt", "No such file", "check its path"]),
     # the service

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ def _targets(session: Session, places: tuple[str, ...]) -> list[Target]:
     match places:
         case (name, file):
             return [Target(name, session.tenant, Path(file))]
-        case (directory,) if Path(directory).is_dir():
+        case (directory,) if os.path.isdir(directory):  # noqa: PTH112 (Path.is_dir may raise)
             if session.tenant:
                 raise click.UsageError("--tenant cannot be used with a directory: its subdirectories are the tenants")
             found = tree.find(Path(directory))

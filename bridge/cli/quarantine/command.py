@@ -7,6 +7,7 @@ strangers reaches the terminal only without its control characters. What a comma
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -333,7 +334,7 @@ def _need_directory(directory: Path) -> None:
     """It is not created: without a directory, the last id would be taken for one."""
     from bridge.cli.quarantine.exit_codes import fail
 
-    if not directory.is_dir():
+    if not os.path.isdir(directory):  # noqa: PTH112 (Path.is_dir may raise)
         fail(f"nothing was exported: there is no directory {directory}; create it first (the directory comes last)")
 
 
