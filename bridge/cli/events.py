@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from bridge.cli.config_option import config_option, fail_config, load_or_exit
+from bridge.cli.parameters import Limit
 from bridge.cli.single_values import Group
 from bridge.cli.terminal import can_ask, confirm, say, say_json
 from bridge.runtime.counted import counted
@@ -90,7 +91,7 @@ def _line(row: dict[str, Any]) -> str:
 @config_option
 @click.argument("event_id", metavar="[ID]", required=False)
 @_sink_option
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of results.")
+@click.option("--limit", type=Limit(1), default=100, show_default=True, help="Maximum number of results.")
 @_json_option
 def dead(path: Path | None, event_id: str | None, sink: str | None, limit: int, as_json: bool) -> None:
     """List dead letters, newest first; with an id, print that event.

@@ -10,6 +10,8 @@ import click
 
 from bridge.runtime.suggestion import did_you_mean
 
+_MOST_RESULTS = 10**12  # more than any database has; SQLite's numbers have 64 bits
+
 
 class DecisionWord(click.ParamType[str]):
     """Errors are recorded in other words, and other services may use their own: only a near miss is surely an error."""
@@ -104,16 +106,17 @@ class Seconds(click.ParamType[float]):
 
 
 class Limit(click.IntRange):
-    """The maximum number of results."""
+    """The maximum number of results; `least` is 1 where 0, which means no limit, is not possible."""
 
-    def __init__(self) -> None:
-        super().__init__(0)
+    def __init__(self, least: int = 0) -> None:
+        super().__init__(least)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            return super().convert(value, param, ctx)
+            return min(super().convert(value, param, ctx), _MOST_RESULTS)
         except click.BadParameter:
-            self.fail(f"{value!r} is not a number of results: expected 0 (no limit) or a positive number", param, ctx)
+            expected = "a positive number" if self.min else "0 (no limit) or a positive number"
+            self.fail(f"{value!r} is not a number of results: expected {expected}", param, ctx)
 
 
 def need_span(wanted: dict[str, Any]) -> None:

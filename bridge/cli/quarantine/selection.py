@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bridge.cli.parameters import Limit
 from bridge.cli.quarantine.filters import with_filters
 from bridge.cli.terminal import can_ask, confirm, say
 from bridge.runtime.counted import counted
@@ -66,9 +67,7 @@ def with_selection(command: Callable[..., None]) -> Callable[..., None]:
         click.argument("ids", metavar="[ID]...", nargs=-1),
         with_filters,
         click.option("--all", "everything", is_flag=True, help="Select all mail."),
-        click.option(
-            "--limit", type=click.IntRange(1), default=None, help="Select at most this many mails, newest first."
-        ),
+        click.option("--limit", type=Limit(1), default=None, help="Select at most this many mails, newest first."),
         *_CONSENT,
     )
     return functools.reduce(lambda made, option: option(made), reversed(options), wrapped)
