@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, TextIO, assert_never
 from bridge.api.lists import ListEntry
 from bridge.errors import BridgeError, ConfigError
 from bridge.matching import spelling
+from bridge.runtime.csv_row import no_formula, original
 from bridge.runtime.visible_text import visible
 
 MAX_MISTAKES = 20
@@ -281,7 +282,7 @@ def _csv_rows(text: _Lines, mistakes: _Mistakes) -> Iterator[Row]:
             if len(cells) <= at:
                 mistakes.add(reader.line_num, "the row has no entry")
                 continue
-            yield reader.line_num, cells[at], cells[comment_at] if 0 <= comment_at < len(cells) else None
+            yield reader.line_num, cells[at], original(cells[comment_at]) if 0 <= comment_at < len(cells) else None
     except csv.Error as exc:
         mistakes.add(reader.line_num, f"not CSV: {exc}")
 
@@ -302,7 +303,7 @@ def show(entries: Iterable[ListEntry], kind: Format) -> str:
             return "".join([_text_line(entry) for entry in entries])
         case Format.CSV:
             target = io.StringIO()
-            csv.writer(target).writerows((entry.entry, entry.comment) for entry in entries)
+            csv.writer(target).writerows((entry.entry, no_formula(entry.comment)) for entry in entries)
             return target.getvalue().encode("utf-8", "replace").decode()
         case Format.JSONL | Format.JSON:
             return "".join([json.dumps(entry.to_dict()) + "\n" for entry in entries])

@@ -10,11 +10,22 @@ from bridge.runtime.visible_text import visible
 
 # At the start, or after a semicolon, which separates cells in some countries, where quotes are then removed.
 # The last four are full-width forms.
-_FORMULA = re.compile('(^|;)([ "]*[=+@\uff1d\uff0b\uff0d\uff20-])')
+_START = r"""'*[\s"]*[=+@\uff1d\uff0b\uff0d\uff20-]"""
+_FORMULA, _MARKED = re.compile(f"(^|;)({_START})"), re.compile(f"(^|;)'({_START})")
 
 
 def csv_row(*cells: str) -> str:
     """With its line end."""
     row = io.StringIO()
-    csv.writer(row).writerow([_FORMULA.sub(r"\1'\2", visible(cell)) for cell in cells])
+    csv.writer(row).writerow([no_formula(visible(cell)) for cell in cells])
     return row.getvalue()
+
+
+def no_formula(text: str) -> str:
+    """With an apostrophe before each formula, as people write it in a spreadsheet to get text."""
+    return _FORMULA.sub(r"\1'\2", text)
+
+
+def original(text: str) -> str:
+    """What `no_formula` was given."""
+    return _MARKED.sub(r"\1\2", text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -142,6 +144,16 @@ def test_csv_output_can_be_read_back(entries):
     entries = [ListEntry(*(" ".join(text.split()) for text in (item.entry, item.comment))) for item in entries]
     text = header(Format.CSV) + show(entries, Format.CSV)
     assert read(text.encode(), Format.CSV, "x") == {item.entry: item.comment for item in entries}
+
+
+@pytest.mark.parametrize("comment", ["=1+1", "x;@SUM(A1)", "'=1", " \t-1", 'a, "b";\'+1', "it's; '90"])
+def test_a_comment_was_a_formula_in_a_spreadsheet(comment):
+    """Whoever may add to one tenant's lists writes comments; an operator opens the file. It can still be read back."""
+    text = show([ListEntry("a@x.org", comment)], Format.CSV)
+    cell = next(csv.reader([text]))[1]
+    assert not re.search(r"""(^|;)[\s"]*[=+@-]""", cell)
+    found = read(text.encode(), Format.CSV, "x")["a@x.org"]
+    assert found is not None and found.strip() == comment.strip()
 
 
 def test_text_output_contains_no_control_characters():
