@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,19 +10,16 @@ from typing import Any
 import click
 
 from bridge.cli.config_option import admin_address, config_option, load_or_exit
-from bridge.cli.parameters import Seconds
 from bridge.cli.single_values import Command
 
-_LEAST_S, _MOST_S = 0.1, 86_400.0
 
-
-class _Interval(Seconds):
-    """`nan` is in no range, and click's own type for ranges accepts it."""
+class _Interval(click.FloatRange):
+    """`nan` is in no range, but click accepts it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        interval_s = super().convert(value, param, ctx)
-        if not _LEAST_S <= interval_s <= _MOST_S:
-            self.fail(f"{value!r} is not in the range from {_LEAST_S:g}s to 1d", param, ctx)
+        interval_s = float(super().convert(value, param, ctx))
+        if math.isnan(interval_s):
+            self.fail(f"{value!r} is not a number of seconds", param, ctx)
         return interval_s
 
 
@@ -30,7 +28,7 @@ class _Interval(Seconds):
 @click.option(
     "--interval",
     "interval_s",
-    type=_Interval(),
+    type=_Interval(0.1, 86_400.0),
     default=1.0,
     show_default=True,
     help="Seconds between updates.",
