@@ -16,7 +16,7 @@ from bridge.cli.parameters import Seconds
 from bridge.cli.service_learning import learning
 from bridge.cli.service_place import CONFIG_HELP, DEFAULT, load_or_exit, opened_store, own_config
 from bridge.cli.single_values import Group
-from bridge.cli.terminal import say, say_cells, say_json, say_lines
+from bridge.cli.terminal import CannotPrint, say, say_cells, say_json, say_lines
 from bridge.errors import BridgeError, ConfigError
 from bridge.runtime.early_signals import EarlySignals
 
@@ -202,8 +202,15 @@ def apikey() -> None:
 @click.pass_obj
 def create_key(path: Path | None, name: str, own: Path | None) -> None:
     """Create a key and print it. The key is shown only once."""
+    if not name.strip() or not name.isprintable():
+        raise click.UsageError("the name of the key is empty, or not printable: is a variable in your script unset?")
     with _keys(own or path) as keys:
-        say(keys.create(name))
+        key = keys.create(name)
+        try:
+            say(key)
+        except (CannotPrint, BrokenPipeError):  # nobody will ever know it
+            keys.revoke(name)
+            raise
     say("save this key now: only its hash is stored", err=True)
 
 

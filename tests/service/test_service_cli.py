@@ -80,6 +80,19 @@ def test_the_life_of_an_api_key(tmp_path):
     assert call("apikey", "revoke", "automation", cwd=tmp_path).returncode == 1
 
 
+def test_a_key_that_could_not_be_printed_stayed_active(tmp_path):
+    """Nobody knew it, and its name was taken. Nor is there a key without a name, from an unset variable."""
+    (tmp_path / "service.yml").write_text(CONFIG)
+    with open("/dev/full", "w") as full:
+        create = [sys.executable, "-m", "bridge", "service", "apikey", "create", "automation"]
+        done = subprocess.run(create, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 1 and "No space left on device" in done.stderr
+    assert "active" not in call("apikey", "list", cwd=tmp_path).stdout
+    assert call("apikey", "create", "automation", cwd=tmp_path).returncode == 0
+    for name in ("", " ", "a\x1b[2J"):
+        assert call("apikey", "create", name, cwd=tmp_path).returncode == 2
+
+
 def test_it_prints_its_address_and_exits_on_sigterm(tmp_path):
     """The service runs on its own, prints its address, and exits cleanly on SIGTERM."""
     (tmp_path / "service.yml").write_text(CONFIG)
