@@ -23,6 +23,8 @@ def test_what_a_person_lists_on_the_page_applies_to_their_mail_alone(tmp_path: P
         assert person.post("/mail/VIRUS/allow").target == "/?notice=requested"  # an administrator decides
         assert "friend@client.example" not in person.get("/choices").text
         assert person.post("/mail/FRIEND/allow").target == "/?notice=allowed"
+        wrong = {"kind": "allow", "sender": "no address", "recipient": "own@a.example"}
+        assert person.post("/choices/remove", wrong).status == 400  # was 503, "try again later", and a line in the log
 
         def delivered(sender: str, **scan: Any) -> list[list[str]]:
             world.scanner.reply = answer(200, result(**scan))

@@ -63,6 +63,8 @@ async def remove(call: Call) -> Response:
             await call.run(call.sources.lists.remove, recipient, kind, sender)
     except Refused:
         raise
+    except BadEntry as exc:  # in none of our forms
+        raise Refused(400, call.speak("Not done"), call.speak("Choose one of the options.")) from exc
     except BridgeError as exc:
         log.warning("user pages: a list entry cannot be removed: %s", exc)
         text = call.speak("This cannot be done at the moment. Try again later.")
