@@ -387,6 +387,8 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("an interval that is no number", _nothing, "top --once --interval nan", 2,
      ["--interval", "'nan' is not a number of"]),
     ("an interval without end", _nothing, "top --once --interval inf", 2, ["--interval", "x<=86400"]),
+    ("one file for two results", _nothing, "replay --save result --plot result", 2,
+     ["--plot names the file of --save"]),
     ("a baseline that is not there", _nothing, f"replay --baseline {'x' * 300}", 2,
      ["neither a URL nor an existing file"]),
     ("a file of entries that is not there", _lists, "lists add blocked-senders --file no.txt", 65,

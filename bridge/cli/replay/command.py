@@ -183,6 +183,8 @@ def _check(paths: tuple[Path, ...], given: dict[str, Any]) -> None:
             raise click.UsageError(f"--profiles cannot be combined with --{name.removeprefix('as_')}")
     if given["baseline_token_file"] and not given["baseline"]:
         raise click.UsageError("--baseline-token-file requires --baseline")
+    if given["plot"] is not None and given["plot"] in (given["save"], given["expect"]):
+        raise click.UsageError("--plot names the file of --save or --expect, which the picture would replace")
     for name in ("save", "plot"):
         if given[name] is not None and not given[name].absolute().parent.is_dir():
             raise click.UsageError(f"--{name}: there is no directory {given[name].absolute().parent}")
