@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 import gzip
 import io
+from contextlib import suppress
 
 import pytest
 
+from bridge.mime.readings import Budget
+from bridge.mime.structure import TooMuch
 from bridge.service.analysis.content.link_address import Address, mailbox_host, read
 from bridge.service.analysis.content.links import Links, NeedsProcess
 from bridge.service.analysis.content.pictures import link_of
@@ -153,6 +156,40 @@ def test_these_links_of_pages_were_missed(page: str) -> None:
 def test_a_link_that_starts_a_program_was_only_seen_in_documents(page: str, expected: bool) -> None:
     """A click, or the page itself, opens a folder of somebody else's machine, or runs a diagnostic tool."""
     assert ("url:starts-program" in found(page).tags) == expected
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ('<a href="sea\trch-\r\nms:query=x">x</a>', True),
+        ('<a href="\x01search-ms:query=x">x</a>', True),
+        ('<meta http-equiv=refresh content="0;search-ms:query=x">', True),
+        ('<a href="search:query=a&crumb=location:%5C%5Cevil.example">x</a>', True),
+        ("<a href=shell:startup>x</a>", True),
+        ('<a href="file://evil.example/share/report.pdf.exe">x</a>', True),
+        (r'<a href="\\evil.example@80\share\report.lnk">x</a>', True),
+        (r'<a href="file:///\\evil.example\share\report.rtf!x">x</a>', True),
+        ('<a href="file:///c:/windows/system32/cmd.exe">x</a>', True),
+        ('<a href="//cdn.example/setup.exe">x</a>', False),
+        ('<a href="https://example.org/setup.exe">x</a>', False),
+        (r'<a href="file://files/share/setup.exe">x</a> <a href="\\10.0.0.1\share\setup.exe">x</a>', False),
+        ('<a href="file://files.example.org/share/report.pdf">x</a>', False),
+        ('<a href="https://example.org/?search=search:all">x</a>', False),
+    ],
+)
+def test_such_links_were_seen_in_documents_or_in_one_spelling(page: str, expected: bool) -> None:
+    assert ("url:starts-program" in found(page).tags) == expected
+
+
+@pytest.mark.parametrize("piece", ['="file://a.example/{}', "=\\\\a.example\\{}", "=\t", '"1', "'.;", "(' "])
+def test_many_such_links_take_linear_time(piece: str) -> None:
+    text = "".join(map(piece.format, range(300_000 // len(piece))))
+    assert fair_cpu_s(lambda: scanned(text)) < 2
+
+
+def scanned(text: str) -> None:
+    with suppress(TooMuch):
+        Links(charge=Budget(len(text)).take).scan(text, is_html=True)
 
 
 @pytest.mark.parametrize(

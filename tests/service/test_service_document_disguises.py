@@ -131,6 +131,25 @@ def test_links_to_ordinary_files_start_nothing(target: str) -> None:
     assert not starts_program(target)
 
 
+_SCRIPT = "vnd.sun.star.script:x.py$run?language=Python&location="
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (_SCRIPT + "share", True),
+        (_SCRIPT + "user&location=document", True),
+        ("vnd.sun.star.script:../../x.py$run?location=share", True),
+        ("vnd.libreoffice.command:x", True),
+        (_SCRIPT + "document", False),
+        ("vnd.sun.star.script:Template.Letter.Main?language=Basic&location=application", False),
+    ],
+)
+def test_a_link_to_a_script_of_libreoffice_was_no_program(target: str, expected: bool) -> None:
+    """A click runs a script that is on the machine already, with any arguments."""
+    assert starts_program(target) == expected
+
+
 def test_many_filters_of_one_stream_took_a_minute() -> None:
     """Each was combined with each dictionary of parameters."""
     about = b"/Filter/FlateDecode" * 3000 + b"/DecodeParms<</Columns 1/Predictor 1>>" * 3000

@@ -15,6 +15,7 @@ from bridge.mime import references
 from bridge.mime.structure import TooMuch
 from bridge.service.analysis.content import link_address, page_text
 from bridge.service.analysis.content.link_address import host_of, webdav_server, without_breaks
+from bridge.service.analysis.content.office_attacks import STARTING, is_remote, starts_program
 
 # The patterns expect lower-case text. Each starts with literal characters, which `re` searches for fast.
 _TEXT_END = rf"\s<>\"'(){link_address.TYPOGRAPHIC}"
@@ -118,14 +119,17 @@ class Links:
 
     def _scan_page(self, page: str, is_certain: bool) -> None:
         text = ascii_lower(page)
+        self._check_programs(text)
         is_broken = self._scan(text, is_html=True)
         if is_broken or any(pattern.search(text) for first, pattern in _BROKEN if first in text):
             self._scan(without_breaks(text), is_html=True)
         has_escapes = is_certain and "\\" in text and any(mark in text for mark in _ESCAPING)
         for other in page_text.without_escapes(text) if has_escapes else ():
+            self._check_programs(other)
             self._scan(other, is_html=True)
         for inner in page_text.inner_pages(page) if "&" in text and "srcdoc" in text else ():
             self._check_references(inner)
+            self._check_programs(ascii_lower(inner))
             self._scan(ascii_lower(inner), is_html=True)
 
     def _scan(self, text: str, *, is_html: bool) -> bool:
@@ -160,7 +164,6 @@ class Links:
             self._add("www." + name)
         if is_html:
             self._check_anchors(text)
-            self._check_programs(text)
             self.has_files = self.has_files or _DATA.search(text) is not None or has_download(text)
         return is_broken
 
@@ -234,8 +237,19 @@ class Links:
             match = _ANCHOR.search(text, end)
 
     def _check_programs(self, text: str) -> None:
-        if any(scheme in text for scheme in _STARTING) and _STARTS.search(text):
+        text = without_breaks(text)
+        starts = any(scheme in text for scheme in _STARTING) and _STARTS.search(text) is not None
+        if not starts and any(path in text for path in _PATHS):
+            starts = any(map(self._is_program, dict.fromkeys(_PATH.findall(text))))
+        if starts:
             self.tags.add("url:starts-program")
+
+    def _is_program(self, path: str) -> bool:
+        if self._characters_left is None:
+            self._charge(_PATH_WORK)
+        else:
+            self._add_marks(1)
+        return starts_program(path) or (is_remote(path) and _MONIKER.search(path) is not None)
 
     def _add(self, raw: str) -> None:
         if raw in self._seen:
@@ -303,9 +317,17 @@ class Links:
 
 # `search-ms:query=a&crumb=location:%5C%5Chost%5Cfolder`: Windows opens a folder of that host.
 _SEARCHED = re.compile(r"location(?::|%3a)(?:file(?::|%3a))?(?:%5c|%2f|[\\/]){2,9}+([^\s\\/%\"'<>&?#]{1,300}+)")
-# Links that start a program of Windows, in an attribute or a script; a text that only mentions them is none.
-_STARTING = ("search-ms:", "ms-msdt:", "ms-officecmd:", "ms-appinstaller:")
-_STARTS = re.compile(rf"(?:=\s{{0,99}}+[\"'`]?|\(\s{{0,99}}+[\"'`])\s{{0,99}}+(?:{'|'.join(_STARTING)})")
+# Links that start a program of Windows, in an attribute or a script; a text that only mentions them is none. Browsers
+# ignore spaces and control characters before them. `search:` is also a word of ordinary pages.
+_OPENING = r"(?:=[\s\x00-\x1f]{0,99}+[\"'`]?|\([\s\x00-\x1f]{0,99}+[\"'`]|[\"'][\s\d.]{0,99}+[;,])[\s\x00-\x1f]{0,99}+"
+_STARTS = re.compile(
+    rf"{_OPENING}(?:(?:{'|'.join(sorted(STARTING - {'search'}))}):|search:(?=(?:query|crumb|displayname|subquery)=))"
+)
+_STARTING = ("search", *(f"{scheme}:" for scheme in sorted(STARTING) if "search" not in scheme))  # a quick test
+_PATHS = ("file:", "\\\\")
+_PATH = re.compile(rf"{_OPENING}((?:file:|\\\\)[^\"'`<>]{{1,400}}+)")
+_PATH_WORK = 30_000  # for each
+_MONIKER = re.compile(r"\.[a-z]{1,5}!\w")  # `file:///\\host\a.rtf!x`: Outlook did not ask (CVE-2024-21413)
 _DATA = re.compile(r"d[\t\r\n]*+a[\t\r\n]*+t[\t\r\n]*+a[\t\r\n]*+:")  # in lower case
 
 

@@ -30,8 +30,14 @@ _PRIVATE = tuple(
 )
 _DRIVE = re.compile(r"[a-z]\|?")
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]{1,40}):")
-_STARTING = frozenset(
+STARTING = frozenset(  # programs of Windows
     {"ms-msdt", "search-ms", "search", "ms-search", "shell", "ms-officecmd", "ms-appinstaller", "ms-cxh-full", "hcp"}
+)
+# LibreOffice runs a command, or a script of the machine instead of one in the document (CVE-2022-3140, CVE-2018-16858).
+# Macros of the machine in Basic are usual: its own assistants write documents that call them.
+_RUNS_SCRIPT = re.compile(
+    r"vnd\.libreoffice\.command:|vnd\.sun\.star\.script:(?!(?:(?![?&]location=).)*+[?&]location=document(?:&|$))"
+    r".*?(?:\.\.|[?&]language=(?!basic))"
 )
 _COMMAND = re.compile(
     r"(?:^|[\\/])(?:cmd|powershell|pwsh|mshta|wscript|cscript|rundll32|regsvr32|certutil|bitsadmin|msiexec|wmic"
@@ -103,7 +109,7 @@ def starts_program(target: str) -> bool:
     """A link that starts a program when it is clicked: one of Windows' own, or one that is loaded from elsewhere."""
     text = _plain(target)
     scheme = _SCHEME.match(text)
-    if scheme and scheme[1] in _STARTING:
+    if scheme and (scheme[1] in STARTING or _RUNS_SCRIPT.match(text)):
         return True
     if scheme and scheme[1] != "file":
         return False
