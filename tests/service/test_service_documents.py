@@ -164,6 +164,30 @@ def test_a_form_that_a_script_writes_is_found(kind: str) -> None:
     assert {"attachment:credential-form", "host:steal.example"} <= tags(PAGES[kind], "a.html")
 
 
+LETTERS = base64.b64encode(FORM)
+ENCODED_TWICE = {
+    "Base64 in Base64": base64.b64encode(LETTERS),
+    "three times": base64.b64encode(base64.b64encode(LETTERS)),
+    "unescape(atob())": base64.b64encode("".join(f"%{byte:02x}" for byte in FORM).encode()),
+    "atob(unescape())": "".join(f"%{byte:02x}" for byte in LETTERS).encode(),
+    "numbers in Base64": base64.b64encode(",".join(map(str, FORM)).encode()),
+    "hexadecimal in Base64": base64.b64encode(FORM.hex().encode()),
+    "compressed": base64.b64encode(zlib.compress(FORM)),
+    "UTF-16": base64.b64encode(FORM.decode().encode("utf-16-le")),
+}
+
+
+@pytest.mark.parametrize("literal", ENCODED_TWICE.values(), ids=ENCODED_TWICE)
+def test_a_page_that_was_encoded_twice_was_not_found(literal: bytes) -> None:
+    found = tags(script(f"document.write(decoded('{literal.decode()}'))"), "a.html")
+    assert {"attachment:builds-page", "attachment:credential-form", "host:steal.example"} <= found
+
+
+@pytest.mark.parametrize("code", ["i['type']='password'", "$('<input>',{type:'password'})", '{"type": "password"}'])
+def test_a_password_was_only_seen_in_an_attribute(code: str) -> None:
+    assert "attachment:credential-form" in tags(script(code), "a.html")
+
+
 def test_a_file_that_a_script_saves_is_inspected() -> None:
     data = base64.b64encode(zipped(("invoice.js", b"WScript.Echo(1)"))).decode()
     page = script(f'f="{data[:60]}"+"{data[60:]}";a.href=URL.createObjectURL(new Blob([atob(f)]));a.download="i.zip"')

@@ -2,19 +2,20 @@
 
 Nothing runs here: what scripts build a file from is in the page, most often as a literal in Base64. So every long
 literal is decoded in the ways in which scripts write it: Base64, hexadecimal, `%41`, `\\x41`, a list of numbers, in
-pieces that are joined, on several lines, or reversed. What a script decrypts is not found, but if it saves a file, that
-gets a tag.
+pieces that are joined, on several lines, or reversed. What comes out may be encoded again, or compressed. What a script
+decrypts is not found, but if it saves a file, that gets a tag.
 """
 
 from __future__ import annotations
 
 import binascii
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from bridge.mime import references, words
 from bridge.mime.rare_charsets import escapes_replaced
 from bridge.service.analysis.content import archives, file_types, page_files, page_text
+from bridge.service.analysis.content.decompression import inflated
 from bridge.service.analysis.content.page_text import escaped_inputs
 from bridge.service.analysis.content.text_windows import BEGINNING, codecs_of
 from bridge.service.analysis.content.unpacking import Budget, Member
@@ -26,6 +27,7 @@ LITERAL_WORK = 8192  # for each literal that is decoded, and
 ESCAPE_WORK = 80  # for each `\x41` or number that is replaced, and
 PIECE_WORK = 64  # for each comparison with another
 MIN_FILE = 16  # bytes
+MAX_LAYERS = 4  # of encodings around each other, besides the first
 
 # Searching for patterns that begin with one literal character is several times as fast (Python 3.11). So those that
 # begin with a quote expect a text in which the other quotes are replaced by it, and two of them also what else may be
@@ -51,13 +53,16 @@ _NUMBER = re.compile(r"0x([0-9a-f]{1,2})|((?:(?<=[,;|\s])|^)-?[0-9]{1,3}|[0-9]{1
 _HEX_NUMBER = re.compile("[0-9a-fA-F]{2}")
 _MIN_NUMBERS = 16
 # Not `input[type=password]`: a selector. Begins with a literal, so that it is searched ten times as fast (Python 3.11).
-_PASSWORD = re.compile(r"type(?<![\[\w-]type)(?:\s*+=|\\?[\"']\s*+,)\s*+\\?[\"']?password")
+_PASSWORD = re.compile(
+    r"type(?<![\[\w-]type)(?:(?:\s*+=|\\?[\"']\s*+,)\s*+\\?[\"']?|[\"']?\s*+(?::|\]\s*+=)\s*+[\"'])password"
+)
 _PICTURE = re.compile(rb"(?:data:image/[^,]{0,100},)?\s{0,99}<(?:svg|\?xml)", re.IGNORECASE)
 _ACTIVE = re.compile(rb"<script|<foreignobject|<iframe|<a\s|javascript:|\son[a-z]{3,20}\s{0,9}=", re.IGNORECASE)
 _PAGE_START = re.compile(
     rb"<(?:!doctype|html|head|body|form|script|iframe|meta|input|svg|div|a\s)|atob\(|unescape\(|document\.|new blob",
     re.IGNORECASE,
 )
+_ENCODED = re.compile(rb"[^<>\"'`{}\\]{16,}+")  # all of it: no code and no page
 _SAVES = ("mssaveoropenblob", "mssaveblob", "createobjecturl", "showsavefilepicker", "readasdataurl", "new file(")
 # A `data:` address that is continued: `"data:a/b;base64,"+x`, `.concat(x)`, `["data:", x].join("")` or `${x}`.
 _ASSEMBLED = re.compile(
@@ -135,15 +140,16 @@ def _of_script(text: str, budget: Budget, done: set[bytes]) -> Iterator[Member]:
         if is_reversed:
             links |= dict.fromkeys(_addresses(reading[::-1], lower[::-1]))
     literals = (found for reading in texts for found in _literals(reading, is_reversed, budget))
-    for literal, is_hidden in literals:
+    for literal, is_hidden in _layers(literals, is_reversed, budget):
         budget.take_work(LITERAL_WORK + 4 * len(literal) + PIECE_WORK * len(done))
         if literal[:5].lower() == b"http:" or literal[:6].lower() == b"https:":
             links[literal.decode("latin-1")] = None
+        links |= dict.fromkeys(_addresses(literal.decode("latin-1"), ""))
         if not _is_file(literal) or any(map(_ends_with(literal), done)):  # a piece of another file
             continue
         done.add(literal)
         budget.take(len(literal))
-        is_page = _PAGE_START.search(literal[:4096]) is not None
+        is_page = _PAGE_START.search(literal[:4096].replace(b"\0", b"")) is not None
         if is_page and is_hidden and not _is_picture(literal):
             tags.add(BUILDS_PAGE)
         yield Member((PAGE_NAME,) if is_page else names or ("",), literal, is_disputed=True)
@@ -183,6 +189,23 @@ def _tags(lower: str) -> Iterator[str]:
         yield BUILDS_FILE
     if ("<form" in lower or "<script" in lower) and any(map(_PASSWORD.search, (lower, *escaped_inputs(lower)))):
         yield CREDENTIAL_FORM
+
+
+def _layers(
+    literals: Iterable[tuple[bytes, bool]], is_reversed: bool, budget: Budget, layers: int = MAX_LAYERS
+) -> Iterator[tuple[bytes, bool]]:
+    """These; and if one is encoded again, as in `atob(atob("..."))` and `unescape(atob("..."))`, what it stands for."""
+    for literal, is_hidden in literals:
+        yield literal, is_hidden
+        unpacked = inflated(literal, budget)
+        if unpacked:
+            budget.take_work(LITERAL_WORK)
+            yield unpacked, True
+        text = unpacked or literal
+        if layers and _ENCODED.fullmatch(text) and file_types.is_text(text):
+            budget.take_work(LITERAL_WORK + 20 * len(text))
+            further = _literals(f'"{text.decode("latin-1")}"', is_reversed, budget)
+            yield from _layers(further, is_reversed, budget, layers - 1)
 
 
 def _literals(text: str, is_reversed: bool, budget: Budget) -> Iterator[tuple[bytes, bool]]:
