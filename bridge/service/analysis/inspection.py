@@ -43,6 +43,7 @@ from bridge.service.analysis.content.text_windows import (
     undecoded_hosts,
     windows,
 )
+from bridge.service.analysis.content.web_documents import is_web_document
 from bridge.service.analysis.file_inspection import SHOWN_TEXT, See
 from bridge.service.analysis.findings import Inspection
 from bridge.service.analysis.limits import Limits
@@ -189,7 +190,7 @@ class _MailInspector(AmbiguityInspector):
             content = data[part.body : part.end]
             self.show(content, part.names, part.content_type)
             self.other_line_ends(content, content, part, nesting, is_text=True)
-        if self.is_file(part, nesting):
+        if self.is_file(data, part.body, part.end, part, nesting):
             self.file(data[part.body : part.end], (PAGE_NAME,), nesting)
 
     def decoded(self, data: Buffer, part: Part, nesting: int, *, plain: bool, is_text: bool) -> None:
@@ -207,7 +208,7 @@ class _MailInspector(AmbiguityInspector):
             self.quoted_mails.append((nesting, content))
         if is_text:
             self.text(content, 0, len(content), part, nesting)
-            if self.is_file(part, nesting):
+            if self.is_file(content, 0, len(content), part, nesting):
                 self.file(content, (PAGE_NAME,), nesting)
         if self.limits.look_at_mime and (not is_text or recognition.is_file(content)):
             self.attachment(content, part, nesting)
@@ -222,11 +223,16 @@ class _MailInspector(AmbiguityInspector):
             forms = *encodings.readings(raw), *encodings.readings(raw[: raw.rstrip().rfind(b"\n") + 1])
             self.line_forms += [form[:-4] for form in forms if form.startswith(content[:8])]
 
-    def is_file(self, part: Part, nesting: int) -> bool:
-        """Whether an unnamed page may be offered as a file: due to its disposition, or because it is not the first."""
+    def is_file(self, data: Buffer, start: int, end: int, part: Part, nesting: int) -> bool:
+        """Whether an unnamed page may be offered as a file: due to its disposition, or because it is not the first.
+
+        A mail that is a file may be a document of Word, and its first page what Word opens.
+        """
         if part.content_type != "text/html" or not self.limits.look_at_mime:
             return False
-        if nesting or part.body < self.quoted_until:
+        if nesting:
+            return recognition.is_attached(part) or is_web_document(data[start:end])
+        if part.body < self.quoted_until:
             return recognition.is_attached(part)
         self.pages += 1
         return self.pages > 1 or recognition.is_attached(part)

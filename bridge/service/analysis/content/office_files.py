@@ -24,8 +24,10 @@ from bridge.service.analysis.content import (
     office_attacks,
     office_xml,
     onenote_files,
+    sylk_files,
     table_files,
     vba,
+    web_documents,
     xml_attachments,
 )
 from bridge.service.analysis.content.decompression import Inflater, inflated, is_zlib
@@ -95,6 +97,8 @@ def is_office(content: bytes, names: Collection[str]) -> bool:
         or active_mime.is_active_mime(content)
         or active_mime.has_web_archive(content, names)
         or table_files.is_table(content, names)
+        or sylk_files.is_sylk(content)
+        or web_documents.is_web_document(content)
         or office_xml.is_likely(content)
         or xml_attachments.has_files(content)
     )
@@ -130,6 +134,11 @@ def office_members(content: bytes, names: Collection[str], budget: Budget) -> It
         yield from odf_files.odf_members(content, names, budget)
     if table_files.is_table(content, names):
         yield Member((), None, tags=tuple(table_files.tags_of_file(content, names, budget)))
+    if sylk_files.is_sylk(content):
+        yield Member((), None, tags=tuple(sylk_files.tags_of_sylk(content, budget)))
+    if web_documents.is_web_document(content):
+        templates = tuple(web_documents.templates(content, budget))
+        yield from _loaded(templates, web_documents.fields(content, budget), budget)
     if active_mime.has_web_archive(content, names):
         yield from active_mime.web_archive_members(content, budget)
 
@@ -414,12 +423,7 @@ def _attribute(about: str, name: str) -> str:
 def _of_rtf(content: bytes, budget: Budget) -> Iterator[Member]:
     budget.take_work(8 * len(content))
     rtf = read_rtf(content, budget)
-    tags = [office_attacks.tag_of_field(rtf.fields)]
-    if any(map(office_attacks.is_remote, rtf.templates)):
-        tags.append(TEMPLATE)
-    if office_attacks.any_starts_program(office_attacks.hyperlinks(rtf.fields), budget):
-        tags.append(office_attacks.LAUNCH)
-    yield Member((), None, tags=tuple(filter(None, tags)), links=(*rtf.templates, rtf.fields))
+    yield from _loaded(rtf.templates, rtf.fields, budget)
     for found in chain.from_iterable(map(embedded, rtf.objects)):
         budget.take_member()
         budget.take(len(found.content))
@@ -427,6 +431,16 @@ def _of_rtf(content: bytes, budget: Budget) -> Iterator[Member]:
     if rtf.limit:
         raise rtf.limit
     yield Member((), None, links=binary_links.links(content, budget))
+
+
+def _loaded(templates: Collection[str], fields: str, budget: Budget) -> Iterator[Member]:
+    """What a text document loads or runs: its templates, and its fields, each on its own line."""
+    tags = [office_attacks.tag_of_field(fields)]
+    if any(map(office_attacks.is_remote, templates)):
+        tags.append(TEMPLATE)
+    if office_attacks.any_starts_program(office_attacks.hyperlinks(fields), budget):
+        tags.append(office_attacks.LAUNCH)
+    yield Member((), None, tags=tuple(filter(None, tags)), links=(*templates, fields))
 
 
 def _of_object(found: Embedded) -> Iterator[Member]:
