@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from bridge.service.analysis.content.office_attacks import starts_program
+from bridge.service.analysis.content.office_files import office_members
 from bridge.service.analysis.content.pdf_files import pdf_members
 from bridge.service.analysis.content.unpacking import Budget
 from bridge.service.analysis.inspection import inspect
@@ -148,6 +149,60 @@ _SCRIPT = "vnd.sun.star.script:x.py$run?language=Python&location="
 def test_a_link_to_a_script_of_libreoffice_was_no_program(target: str, expected: bool) -> None:
     """A click runs a script that is on the machine already, with any arguments."""
     assert starts_program(target) == expected
+
+
+def _onenote(text: str, before: bytes = b"") -> bytes:
+    return bytes.fromhex("e4525c7b8cd8a74d") + bytes(200) + before + text.encode("utf-16-le") + bytes(50)
+
+
+def _property(link: str) -> bytes:
+    """A set of properties with one: the link of a picture."""
+    return _onenote(link, b"\x01\0" + (0x1C001E20).to_bytes(4, "little") + (2 * len(link)).to_bytes(4, "little"))
+
+
+def _formula(link: str) -> bytes:
+    cell = f'<worksheet><sheetData><c><f>Hyperlink("{link[:5]}"&amp;"{link[5:]}","x")</f></c></sheetData></worksheet>'
+    return zipped(("[Content_Types].xml", b"<Types/>"), ("xl/worksheets/sheet1.xml", cell.encode()))
+
+
+def _part(name: str, xml: str) -> bytes:
+    return zipped(("[Content_Types].xml", b"<Types/>"), (name, xml.encode()))
+
+
+_LINKED = {
+    "a.xlsx": _formula,
+    "a.ods": lambda link: f"<a {_OFFICE}><c table:formula='of:=HYPERLINK(&quot;{link}&quot;)'/></a>".encode(),
+    "a.docx": lambda link: _part(
+        "word/document.xml", f'<d><v:shape href="https://ok.example"/><v:x href="{link}"/></d>'
+    ),
+    "a.vsdx": lambda link: _part("visio/pages/page1.xml", f'<p><Cell N="Address" V="{link}"/></p>'),
+    "a.one": lambda link: _onenote(f'\ufddfHYPERLINK "{link}"Open'),
+    "picture.one": _property,
+}
+
+
+@pytest.mark.parametrize("name", _LINKED)
+def test_a_link_that_starts_a_program_was_only_seen_in_relations(name: str) -> None:
+    for link in ("search-ms:query=x", "file://evil.example/share/a.exe"):
+        assert "office:launch" in tags(_LINKED[name](link), name)
+    for link in ("https://ok.example/a.exe", "file://files/share/a.docx"):
+        assert "office:launch" not in tags(_LINKED[name](link), name)
+
+
+def test_a_catalogue_with_links_in_formulas_is_read() -> None:
+    """As many as Excel allows, each with a text of its own."""
+    cell = '<c><f>HYPERLINK("https://shop.example/{0}","Article {0}")</f></c>'
+    sheet = f"<worksheet><sheetData>{''.join(map(cell.format, range(65_530)))}</sheetData></worksheet>"
+    budget = Budget()
+    list(office_members(sheet.encode(), ("xl/worksheets/sheet1.xml",), budget))
+    assert budget.work > Budget().work // 2
+
+
+@pytest.mark.parametrize("name", _LINKED)
+def test_many_such_links_take_linear_time(name: str) -> None:
+    content = _LINKED[name](" ".join(f"file://a{number}.example/x" for number in range(5000)))
+    spaces = _LINKED[name]("href " + " " * 200_000)
+    assert fair_cpu_s(lambda: (tags(content, name), tags(spaces, name))) < 2
 
 
 def test_many_filters_of_one_stream_took_a_minute() -> None:

@@ -8,7 +8,7 @@ characters, but we do see that it writes formulas when the workbook is opened.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from bridge.mime.references import unescaped
@@ -51,6 +51,8 @@ _FORMULA_TEXT = re.compile(r"<(?:[^\s<>:/]++:)?f(?:\s[^<>]*+)?>([^<]++)")
 _FORMULA_ELEMENTS, _FORMULA_MARKS = frozenset({"macrosheet", "f"}), ("macrosheet", "<f", ":f")
 _ADDRESS_MARKS = ("&", "//", "\\\\")
 _TAG_WORK, _FORMULA_WORK = 16, 200  # for each tag, and each formula that is kept
+_TEXT = re.compile(r'"([^"]++)"')
+_LINK_FUNCTION, _OF_TARGET = "HYPERLINK", re.compile(r"[:.\\/]")
 _JOINT = re.compile(r'"\s*+&\s*+"')
 # What precedes the formula in a record of MS-XLSB: BrtFmlaNum, BrtFmlaBool, BrtFmlaError, BrtArrFmla and BrtShrFmla
 _BEFORE_FORMULA = {9: 18, 10: 11, 11: 11, 426: 17, 427: 16}
@@ -150,7 +152,7 @@ class Sheet(NamedTuple):
     """The kind of a part of an .xlsx or .xlsm file, and its formulas."""
 
     is_macro: bool
-    formulas: list[str]  # those with a mark of an address, or with a reference, in which anything may be
+    formulas: list[str]  # those with a link or a mark of an address, or with a reference, in which anything may be
 
 
 def sheet(content: bytes, text: str, names: tuple[str, ...], budget: Budget) -> Sheet:
@@ -159,7 +161,7 @@ def sheet(content: bytes, text: str, names: tuple[str, ...], budget: Budget) -> 
     formulas = []
     budget.take_work(_TAG_WORK * text.count("<"))
     for match in _FORMULA_TEXT.finditer(text):
-        if any(mark in match[1] for mark in _ADDRESS_MARKS):
+        if any(mark in match[1] for mark in _ADDRESS_MARKS) or _LINK_FUNCTION in match[1].upper():
             budget.take_work(_FORMULA_WORK)
             formulas.append(unescaped(match[1]))
     if is_macro or ("<!" in text and any(mark in text for mark in _FORMULA_MARKS)):
@@ -183,6 +185,13 @@ def addresses_in_formulas(sheet: Sheet) -> Iterator[str]:
         joined = _JOINT.sub("", formula)
         if "//" in joined or "\\\\" in joined:
             yield joined
+
+
+def texts_in_formulas(formulas: Iterable[str]) -> Iterator[str]:
+    """The strings in those with a link that may be its target. Strings that are joined are one."""
+    for formula in formulas:
+        if _LINK_FUNCTION in formula.upper():
+            yield from filter(_OF_TARGET.search, _TEXT.findall(_JOINT.sub("", formula)))
 
 
 def tags_of_names(defined: str) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 
 from bridge.mime.references import unescaped
 from bridge.service.analysis.content import office_attacks, office_xml, table_files
-from bridge.service.analysis.content.excel_files import AUTO_MACRO, MACRO
+from bridge.service.analysis.content.excel_files import AUTO_MACRO, MACRO, texts_in_formulas
 from bridge.service.analysis.content.office_xml import Element
 from bridge.service.analysis.content.pdf_files import ENCRYPTED, NOT_READ
 from bridge.service.analysis.content.unpacking import Budget, Member
@@ -56,8 +56,6 @@ def odf_members(content: bytes, names: Collection[str], budget: Budget) -> Itera
             if "<!ENTITY" in text:
                 tags.add(NOT_READ)
     links |= dict.fromkeys(element.attributes.get("href", "") for element in found)
-    if office_attacks.any_starts_program(links, budget):
-        tags.add(office_attacks.LAUNCH)
     if any(_BY_ITSELF.match(element.attributes.get("event-name", "")) for element in found):
         tags.add(AUTO_MACRO)
     for element in found:
@@ -67,6 +65,9 @@ def odf_members(content: bytes, names: Collection[str], budget: Budget) -> Itera
     formulas = "\n".join(unescaped(first or second) for first, second in _FORMULA.findall(text))
     budget.take_work(_BYTE_WORK * len(formulas))
     tags.update(table_files.tags_of_calls(formulas, budget))
+    texts = texts_in_formulas(formulas.split("\n"))
+    if office_attacks.any_starts_program((*links, *texts), budget):
+        tags.add(office_attacks.LAUNCH)
     links |= {line: None for line in formulas.split("\n") if "//" in line}
     if "encryption-data" in text:
         tags.add(ENCRYPTED)

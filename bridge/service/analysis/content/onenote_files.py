@@ -7,10 +7,11 @@ a set of properties, which lists their ids first and the values after them, in t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from bridge.service.analysis.content import file_types, recognition
+from bridge.service.analysis.content.office_attacks import LAUNCH, any_starts_program
 from bridge.service.analysis.content.unpacking import Budget, Member
 
 MAGIC = b"\xe4\x52\x5c\x7b\x8c\xd8\xa7\x4d"
@@ -18,6 +19,8 @@ EMBEDDED = "office:embedded-file"
 _FILE = bytes.fromhex("e716e3bd65261145a4c48d4d0b7a9eac")
 _FILE_HEAD = 36
 _NAME_IDS = tuple(number.to_bytes(4, "little") for number in (0x1C001D9C, 0x1C001D9D))  # EmbeddedFileName, its source
+_LINK_IDS = ((0x1C001E20).to_bytes(4, "little"),)  # WzHyperlinkUrl, of a picture
+_FIELD = 'HYPERLINK "'.encode("utf-16-le")  # in the text of a page
 _SIZES = {0x1: 0, 0x2: 0, 0x3: 1, 0x4: 2, 0x5: 4, 0x6: 8, 0x8: 0, 0x9: 4, 0xA: 0, 0xB: 4, 0xC: 0, 0xD: 4}  # by type
 _SIZED = 0x7  # a value that begins with its length
 _MOST_PROPERTIES, _LONGEST = 64, 1024
@@ -48,6 +51,8 @@ def onenote_members(content: bytes, budget: Budget) -> Iterator[Member]:
         own = pages if pages and file_types.is_text(data) else ("",)  # which of them it has is not known
         yield Member(own, data, tags=() if is_picture else (EMBEDDED,), is_disputed=True)
         at = content.find(_FILE, at + _FILE_HEAD)
+    if any_starts_program(_links(content, budget), budget):
+        yield Member((), None, tags=(LAUNCH,))
     if has_file:
         names += tuple(islice(_program_names(content), _MOST_PROGRAMS))
     yield Member(names, None)
@@ -61,20 +66,36 @@ def _program_names(content: bytes) -> Iterator[str]:
 
 
 def _names(content: bytes, budget: Budget) -> Iterator[str]:
-    for mark in _NAME_IDS:
+    return _texts(content, _NAME_IDS, ".", budget)
+
+
+def _links(content: bytes, budget: Budget) -> Iterator[str]:
+    yield from _texts(content, _LINK_IDS, ":\\", budget)
+    at = content.find(_FIELD)
+    while at >= 0:
+        budget.take_work(_SEARCH_WORK)
+        at += len(_FIELD)
+        yield content[at : at + 2 * _LONGEST].decode("utf-16-le", "replace").partition('"')[0]
+        at = content.find(_FIELD, at)
+
+
+def _texts(content: bytes, ids: Iterable[bytes], marks: str, budget: Budget) -> Iterator[str]:
+    """Values with one of the marks."""
+    for mark in ids:
         at = content.find(mark)
         while at >= 0:
             budget.take_work(_SEARCH_WORK)
-            yield from _name(content, at)
+            yield from _text(content, at, marks)
             at = content.find(mark, at + 4)
 
 
-def _name(content: bytes, at: int) -> Iterator[str]:
+def _text(content: bytes, at: int, marks: str) -> Iterator[str]:
     """The value of the property whose id is at `at`: the list of ids may begin with it, or before it."""
     for index in range(_MOST_PROPERTIES):
         start = at - 4 * index
         count = int.from_bytes(content[start - 2 : start], "little") if start >= 2 else 0
-        if index < count <= _MOST_PROPERTIES and (text := _value(content, start, index, count)):
+        text = _value(content, start, index, count) if index < count <= _MOST_PROPERTIES else ""
+        if any(mark in text for mark in marks):
             yield text
             return
 
@@ -93,4 +114,4 @@ def _value(content: bytes, start: int, index: int, count: int) -> str:
     if not 2 <= length <= _LONGEST or length % 2:
         return ""
     text = content[at + 4 : at + 4 + length].decode("utf-16-le", "replace").rstrip("\0")
-    return text if "\0" not in text and "." in text else ""
+    return text if "\0" not in text else ""
