@@ -323,7 +323,9 @@ _OPENING = r"(?:=[\s\x00-\x1f]{0,99}+[\"'`]?|\([\s\x00-\x1f]{0,99}+[\"'`]|[\"'][
 _STARTS = re.compile(
     rf"{_OPENING}(?:(?:{'|'.join(sorted(STARTING - {'search'}))}):|search:(?=(?:query|crumb|displayname|subquery)=))"
 )
-_STARTING = ("search", *(f"{scheme}:" for scheme in sorted(STARTING) if "search" not in scheme))  # a quick test
+_STARTING = tuple(
+    f"{scheme}:" for scheme in sorted(STARTING - {"ms-search"})
+)  # a quick test; `search:` is a part of that
 _PATHS = ("file:", "\\\\")
 _PATH = re.compile(rf"{_OPENING}((?:file:|\\\\)[^\"'`<>]{{1,400}}+)")
 _PATH_WORK = 30_000  # for each
