@@ -25,6 +25,7 @@ from bridge.runtime.build import version
 from bridge.runtime.endpoints import Endpoint
 from bridge.testing import TOKEN, Background, FakeScanner, NextHop, answer, free_port, result, running_bridge
 from tests.daemon.process_kit import ROOT, environment, scanbridge, write_config
+from tests.long_cases import few
 
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
 
@@ -463,7 +464,7 @@ def test_a_command_of_another_user_says_who_must_run_it(place: Place, monkeypatc
     assert "state_directory: /proc/nothing cannot be created: " in done.stderr
 
 
-@pytest.mark.parametrize("command", ["scan", "check", "replay"])
+@pytest.mark.parametrize("command", few(["scan", "check", "replay"], 1))
 def test_interrupted_with_ctrl_c(tmp_path: Path, command: str) -> None:
     """As shells report it; it was 1, like a mail without a decision."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

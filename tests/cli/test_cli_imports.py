@@ -26,6 +26,7 @@ from bridge.history.sqlite import SqliteHistory
 from bridge.testing import free_port
 from tests.daemon.process_kit import ROOT, environment, scanbridge
 from tests.history.history_kit import mail
+from tests.long_cases import few
 
 HEAVY = {"asyncio", "httpx2", "prometheus_client", "pydantic", "rich", "sqlalchemy", "uvloop", "yaml"}
 # Measured with Python 3.11; 3.13 loads 16 more.
@@ -189,7 +190,7 @@ def test_status_imports_little(tmp_path: Path) -> None:
     assert not modules & (HEAVY - {"yaml"}) and len(modules) <= MOST_FOR_STATUS
 
 
-@pytest.mark.parametrize("command", ["history", "explain x@example.org", "explain ID0001", "stats --by day"])
+@pytest.mark.parametrize("command", few(["history", "explain ID0001", "explain x@example.org", "stats --by day"], 2))
 def test_the_history_in_sqlite_is_read_without_sqlalchemy(tmp_path: Path, command: str) -> None:
     """Also if the story is that of a quarantined mail."""
     state = tmp_path / "state"

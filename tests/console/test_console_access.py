@@ -12,6 +12,7 @@ from bridge.console.roles import Role
 from bridge.console.route import About, Route
 from bridge.console.routes import ROUTES
 from tests.console.console_kit import TENANT_A, TENANT_B, Answer, Browser, World
+from tests.long_cases import by_turns
 
 
 @dataclass(frozen=True)
@@ -174,20 +175,18 @@ def test_the_story_of_a_mail_does_not_mention_other_tenants(shared: World) -> No
 CHANGES = [row for row, route in ROWS.items() if route.changes]
 
 
-@pytest.mark.parametrize("row", CHANGES)
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Origin": "https://evil.example"},
-        {"Origin": "null"},
-        {"Origin": "https://evil.example", "Sec_Fetch_Site": "cross-site"},
-        {"Sec_Fetch_Site": "cross-site"},
-        {"Sec_Fetch_Site": "same-site"},
-        {"Origin": None, "Sec_Fetch_Site": "none"},
-        {"Origin": None, "Sec_Fetch_Site": None},
-    ],
-    ids=str,
-)
+FOREIGN: list[dict[str, str | None]] = [
+    {"Origin": "https://evil.example"},
+    {"Origin": "null"},
+    {"Origin": "https://evil.example", "Sec_Fetch_Site": "cross-site"},
+    {"Sec_Fetch_Site": "cross-site"},
+    {"Sec_Fetch_Site": "same-site"},
+    {"Origin": None, "Sec_Fetch_Site": "none"},
+    {"Origin": None, "Sec_Fetch_Site": None},
+]
+
+
+@pytest.mark.parametrize(("row", "headers"), by_turns(CHANGES, FOREIGN), ids=str)
 def test_a_form_of_another_site_does_nothing(shared: World, row: str, headers: dict[str, str | None]) -> None:
     """Even with the right token, which another site cannot have."""
     answer = ask(shared.console.signed_in(), ROWS[row], example_of(ROWS[row]), **headers)

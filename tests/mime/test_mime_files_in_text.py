@@ -18,6 +18,7 @@ import pytest
 from bridge.mime import ambiguity
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
+from tests.long_cases import by_turns
 from tests.mime import ours
 from tests.mime.encodings import (
     Encoder,
@@ -113,8 +114,7 @@ def body(lines: str, before: str = "nothing") -> bytes:
     return BEFORE[before] + b"\r\n".join(LINES[lines]) + b"\r\n"
 
 
-@pytest.mark.parametrize("lines", LINES)
-@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize(("leaf", "lines"), by_turns(LEAVES, LINES))
 def test_a_file_in_lines_of_base64_is_found_in_any_part(leaf: str, lines: str) -> None:
     """Whatever stands before it, and whatever the part is in."""
     for number, before in enumerate(BEFORE):

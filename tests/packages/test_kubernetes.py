@@ -12,6 +12,7 @@ import yaml
 from bridge.config.model import Config
 from bridge.runtime import yaml_file
 from bridge.service import config_files
+from tests.long_cases import few
 
 BASE = Path(__file__).parents[2] / "deploy/kubernetes"
 KUSTOMIZATION = yaml.safe_load((BASE / "kustomization.yaml").read_text())
@@ -25,7 +26,7 @@ def of(kind: str) -> list[dict[str, Any]]:
     return [item for item in OBJECTS if item["kind"] == kind]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", few(VERSIONS, 1))
 def test_objects_follow_the_schemas(version: str) -> None:
     """Strict validation: a key that Kubernetes does not know is an error."""
     import kubernetes_validate  # which takes seconds: not in processes that run other tests

@@ -98,11 +98,13 @@ OPTIONS: list[tuple[str, ...]] = [
     ("--tcp-nodelay", "--limit-rate", "4M"),
     ("--tls-max", "1.2"),
 ]
-WITH_TLS = {(), ("--http2",), ("-H", "Transfer-Encoding: chunked"), ("--tls-max", "1.2")}  # also in `make test`
+# In `make test`: most of them without TLS.
+WITH_TLS = {("--http2",), ("--tls-max", "1.2")}
+_MORE_OF_THE_SAME = {("--http1.1",), ("-H", "Expect:"), ("--compressed",), ("--tcp-nodelay", "--limit-rate", "4M")}
 
 
 def _in_test(options: tuple[str, ...], scheme: str) -> bool:
-    return options in WITH_TLS if scheme == "https" else options != ("--tls-max", "1.2")
+    return options in WITH_TLS if scheme == "https" else options not in {*_MORE_OF_THE_SAME, ("--tls-max", "1.2")}
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_thousands_of_decoys_take_little_time(decoy: bytes) -> None:
     assert fair_cpu_s(lambda: tags(b"-" + decoy * (1_200_000 // len(decoy)), "a.bin")) < 5
 
 
-@pytest.mark.parametrize("mark", few([b"ustar", GZIP + b"\xff", GZIP + b"\0"], 2))
+@pytest.mark.parametrize("mark", few([GZIP + b"\xff", b"ustar", GZIP + b"\0"], 1))
 def test_marks_that_begin_no_archive_took_time_that_nothing_paid_for(mark: bytes) -> None:
     """A small zip file with 256 MB of them occupied an inspection process for 40 seconds."""
     content = b"-" + mark * (8_000_000 // len(mark))
@@ -340,7 +340,7 @@ def test_a_file_in_a_pdf_was_left_out(kind: str) -> None:
         assert EICAR in found.get_file().read_bytes()
 
 
-@pytest.mark.parametrize("unit", [b"1111111111 1#31>>stream\n", b"#41#41#41>>stream\n"])
+@pytest.mark.parametrize("unit", few([b"1111111111 1#31>>stream\n", b"#41#41#41>>stream\n"], 1))
 def test_words_that_only_seem_to_begin_a_stream_take_little_time(unit: bytes) -> None:
     """A kilobyte before each of them was read again, and charged as if it were read once."""
     content = b"%PDF-1.7\n1 0 obj<<>>stream\n" + unit * (2_400_000 // len(unit))
