@@ -10,6 +10,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,8 +67,10 @@ def test_a_mail_for_several_tenants_belonged_to_that_of_its_first_recipient(
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> QuarantineSettings:
-    """Three different mails, the first one released."""
+def three(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Quarantine, Quarantine]]:
+    """Three different mails, the first one released; with and without an index."""
     index = None
     if request.param == "postgresql":
         index = Database(fresh_database(request.getfixturevalue("postgresql")))
@@ -78,7 +81,8 @@ def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     asyncio.run(keep(quarantine, "c", {"reason": "unavailable"}, sender="", recipients=("100%_sure@example.org",)))
     with quarantine.lock(first):
         quarantine.write_releases(first, (ReleaseAttempt("2026-01-01", "me", ("b@example.org",), "250 2.0.0 Ok"),))
-    return where
+    yield quarantine, Quarantine(where.directory)
+    asyncio.run(quarantine.close())
 
 
 @pytest.mark.parametrize(
@@ -117,12 +121,11 @@ def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     ],
     ids=str,
 )
-async def test_mail_is_found(three: QuarantineSettings, wanted: dict[str, object], subjects: list[str]) -> None:
+def test_mail_is_found(three: tuple[Quarantine, Quarantine], wanted: dict[str, object], subjects: list[str]) -> None:
     """By any field; all of them must match; newest first; with or without an index."""
-    quarantine = Quarantine(three)
-    assert found(quarantine, **wanted) == subjects
-    await quarantine.close()
-    assert found(Quarantine(three.directory), **wanted) == subjects
+    with_index, without = three
+    assert found(with_index, **wanted) == subjects
+    assert found(without, **wanted) == subjects
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def _schemathesis(directory: Path, url: str, schema: str, authorization: str, *o
 @pytest.mark.parametrize(
     ("database", "options"),
     [
-        ("sqlite", ("--phases", "fuzzing,stateful", "--max-examples", "4")),
+        ("sqlite", ("--phases", "fuzzing,stateful", "--max-examples", "2")),
         pytest.param("sqlite", ("--max-examples", "50"), marks=pytest.mark.long),  # and the limits of every parameter
         pytest.param("postgresql", ("--max-examples", "8"), marks=pytest.mark.long),
     ],

@@ -29,7 +29,7 @@ def schemathesis(directory: Path, url: str, document: str, *options: str) -> sub
 @pytest.mark.parametrize(
     "options",
     [
-        ("--phases", "fuzzing,stateful", "--max-examples", "4"),
+        ("--phases", "fuzzing,stateful", "--max-examples", "2"),
         pytest.param(("--max-examples", "50"), marks=pytest.mark.long),  # and the limits of every parameter
     ],
     ids=["some", "all"],
