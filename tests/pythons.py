@@ -20,7 +20,7 @@ from pathlib import Path
 PROJECT = Path(__file__).parents[1]
 PLACE = PROJECT / "build" / "pythons"
 UV = Path(sys.executable).parent / "uv"
-PARALLEL = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")  # as `make test` does
+PARALLEL = ("-n", str((os.cpu_count() or 1) + 2), "--dist", "worksteal")  # as `make test` does
 FAILED, NOT_RUN = "FAILED", "not run"
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 OURS = f"{sys.version_info.major}.{sys.version_info.minor}"

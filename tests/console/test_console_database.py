@@ -24,6 +24,7 @@ from bridge.console.sign_in_attempts import MAX_PER_USER, Attempts
 from bridge.console.users import Proven, UserMistake, Users
 from bridge.quarantine.purge_guard import ClockInDoubt, PurgeGuard
 from bridge.runtime.database import Database
+from tests.long_cases import by_turns
 from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
 from tests.quarantine.small_disk import small_disk
 
@@ -69,7 +70,11 @@ def test_a_clock_that_jumps_ahead_deleted_the_whole_audit_log(store: ConsoleStor
     assert audit.find() == []
 
 
-@pytest.mark.parametrize("change", ["removed", "another password", "another role"])
+@pytest.mark.parametrize(
+    ("change", "store"),
+    by_turns(["removed", "another password", "another role"], ["sqlite", "postgresql"]),
+    indirect=["store"],
+)
 def test_a_session_begins_only_if_the_user_is_still_the_same(store: ConsoleStore, change: str) -> None:
     """Something happens between the password and the session."""
     users, sessions = Users(store), Sessions(store, SessionLimits(60, 600))

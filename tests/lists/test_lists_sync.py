@@ -17,6 +17,7 @@ import pytest
 from bridge.api.lists import MAX_ENTRIES_PER_REQUEST
 from tests.lists.lists_kit import DEADLINE_S, OTHER, TENANT, Seen, misbehaving, process
 from tests.lists.lists_kit import http as whole_answer
+from tests.long_cases import few
 
 LIST = "large"
 ENTRIES = int(os.environ.get("LISTS_SYNC_ENTRIES", "8000"))  # 200000 has the same result and takes half a minute
@@ -276,6 +277,7 @@ def interrupted(service, file: str, tmp_path, additions: int, ending: signal.Sig
     return running.returncode, output
 
 
+@pytest.mark.parametrize("on_each_database", few(["sqlite", "postgresql"], 1), indirect=True)
 def test_a_sync_that_is_killed_and_run_again_completes(on_each_database, tmp_path):
     """After kill -9 in the middle, the second run does the rest and nothing twice."""
     service = on_each_database

@@ -14,9 +14,11 @@ import pytest
 from bridge.mail.reply import Reply
 from tests.intake.milter.fronts import SLOW_S, postfix_front, sendmail_front
 from tests.intake.milter.mta_kit import BridgeProcess, big_mail, send, send_on
+from tests.long_cases import few
 
 MiB = 1024 * 1024
 FRONTS = {"postfix": postfix_front, "sendmail": sendmail_front}
+ONE_FRONT = pytest.mark.parametrize("front", few(FRONTS, 1), indirect=True)
 _NUMBERS = itertools.count(1)
 
 
@@ -129,6 +131,7 @@ def test_slow_scan_outlives_the_timeout_of_the_mail_server(front, marker):
     front.destination.arrived(marker)
 
 
+@ONE_FRONT
 def test_dead_bridge_is_451_and_a_restarted_one_serves(front, marker):
     """Not running, killed during a scan, started again: no mail is lost, and none passes unscanned."""
     assert send(front.port("dead"), marker).startswith(front.without_us)
@@ -146,6 +149,7 @@ def test_dead_bridge_is_451_and_a_restarted_one_serves(front, marker):
 # --- limits and load ---
 
 
+@ONE_FRONT
 def test_mail_of_50_mib_passes_and_one_byte_more_is_552(front, marker):
     """The limit of the service applies to the mail, to the byte."""
     assert big_mail(front.port("mx"), marker, 50 * MiB).startswith("250")

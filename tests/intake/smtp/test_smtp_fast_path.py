@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from aiosmtpd.smtp import MISSING
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bridge.intake.smtp.connection import SmtpConnection
@@ -19,6 +19,7 @@ from bridge.intake.smtp.paths import Path, parse_path
 from bridge.mail.reply import Reply
 
 
+@settings(max_examples=settings.default.max_examples * 3 // 10)  # 30 in a test run: such lines take long to make
 @given(st.from_regex(ORDINARY_LINE, fullmatch=True).map(str.encode))
 def test_ordinary_line_is_parsed_as_by_the_full_parser(line: bytes) -> None:
     """Address and parameters are the same, none of them would be refused, and it is a single line."""
