@@ -214,8 +214,11 @@ def test_a_small_pdf_document_with_large_objects_kept_a_process_busy() -> None:
 
 @pytest.mark.parametrize(
     ("piece", "end"),
-    few([(b"%obj\n", b""), (b"obj<<(%)", b"endobj\nstream\n"), (b"obj<<\\(", b"endobj\nstream\n")], 1),
-    ids=["comments behind objects", "strings in dictionaries", "escapes in dictionaries"],
+    [
+        pytest.param(b"%obj\n", b"", id="comments behind objects"),
+        pytest.param(b"obj<<(%)", b"endobj\nstream\n", id="strings in dictionaries", marks=pytest.mark.long),
+        pytest.param(b"obj<<\\(", b"endobj\nstream\n", id="escapes in dictionaries", marks=pytest.mark.long),
+    ],
 )
 def test_a_small_pdf_document_in_which_the_same_bytes_are_read_again_kept_a_process_busy(
     piece: bytes, end: bytes

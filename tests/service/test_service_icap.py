@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from bridge.service.analysis.icap import Response, findings
-from tests.long_cases import few
 from tests.processor_time import is_linear
 from tests.service.conftest import running_c_icap
 from tests.service.lying_server import LyingServer, hasty
@@ -198,16 +197,13 @@ class WithoutPreview(Liar):
 
 @pytest.mark.parametrize(
     ("kind", "reply", "decision", "tags"),
-    few(
-        [
-            (WithoutPreview, _CLEAN, "undecided", ["failed:icap", "incomplete"]),
-            pytest.param(WithoutPreview, _BAD, "quarantine", ["malware:bad"], marks=pytest.mark.long),
-            (Liar, _MORE + _CLEAN, "undecided", ["failed:icap", "incomplete"]),
-            (Liar, _MORE + _BAD, "quarantine", ["malware:bad"]),
-            (Liar, _CLEAN, "deliver", []),  # it asked for this preview
-        ],
-        2,
-    ),
+    [
+        (WithoutPreview, _CLEAN, "undecided", ["failed:icap", "incomplete"]),
+        pytest.param(WithoutPreview, _BAD, "quarantine", ["malware:bad"], marks=pytest.mark.long),
+        (Liar, _MORE + _CLEAN, "undecided", ["failed:icap", "incomplete"]),
+        (Liar, _MORE + _BAD, "quarantine", ["malware:bad"]),
+        (Liar, _CLEAN, "deliver", []),  # it asked for this preview
+    ],
 )
 def test_a_server_that_had_not_read_the_object_called_it_clean(tmp_path, kind, reply, decision, tags):
     """Its 204 counted although the rest of the object could not be sent. What it found counts."""

@@ -67,10 +67,13 @@ def lists(running):
     return client
 
 
-@pytest.fixture(scope="module")
-def shared_lists(tmp_path_factory):
-    """For tests that change nothing: before an entry is accepted, no database is asked."""
-    with service(tmp_path_factory.mktemp("shared"), _config("sqlite:///service.sqlite"), with_key=True) as running:
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
+def shared_lists(request, tmp_path_factory):
+    """For tests that change nothing: an entry is refused before a database is asked."""
+    url = "sqlite:///service.sqlite"
+    if request.param == "postgresql":
+        url = fresh_database(request.getfixturevalue("postgresql"))
+    with service(tmp_path_factory.mktemp("shared"), _config(url), with_key=True) as running:
         client = Lists(running)
         wait_for(lambda: client.call("getLists", {}).status == 200)
         yield client
