@@ -94,7 +94,8 @@ class Executor(ThreadPoolExecutor):
         return self._daemons.submit(partial(fn, *args, **kwargs))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Does not wait: callers have already awaited what they need."""
+        """Ends the threads, without waiting: callers have already awaited what they need."""
+        self._daemons.close()
 
 
 def use_daemon_threads() -> None:

@@ -78,6 +78,15 @@ async def test_an_executor_runs_its_work_in_order() -> None:
     executor.shutdown()
 
 
+async def test_an_executor_that_was_shut_down_left_its_threads() -> None:
+    """The work before is still done."""
+    executor, name = Executor("test shut down", 2), "test shut down"
+    running = [executor.submit(threading.get_ident) for _ in range(4)]
+    executor.shutdown()
+    assert len([work.result(60) for work in running]) == 4
+    await eventually(lambda: name not in {thread.name for thread in threading.enumerate()}, "the threads to end")
+
+
 async def test_the_event_loop_uses_our_threads() -> None:
     use_daemon_threads()
     assert await asyncio.to_thread(lambda: threading.current_thread().daemon)
