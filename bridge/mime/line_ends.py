@@ -9,10 +9,10 @@ another, so each form must be inspected; if one were left out, an archive could 
 from __future__ import annotations
 
 import binascii
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 
+from bridge.mime.duplicates import Seen
 from bridge.mime.encodings import PLAIN, quoted_readings
 
 _TEXT = bytes(set(range(0x20, 0x100)) - {0x7F}) + b"\t\n\v\f\r\x1b"
@@ -85,16 +85,9 @@ def forms(raw: bytes, content: bytes, encoding: str, *, is_text: bool) -> Iterat
         found = in_quoted(raw, _usual)
     else:
         found = in_decoded(content) if is_text else ()
-    seen = {digest(content)}
-    for form in found:
-        if (key := digest(form)) not in seen:
-            seen.add(key)
-            yield form
-
-
-def digest(content: bytes) -> bytes:
-    """To recognise it later: storing every form of a large mail would fill the memory."""
-    return hashlib.blake2b(content, digest_size=32).digest()
+    seen = Seen()
+    seen.is_new(content)
+    yield from filter(seen.is_new, found)
 
 
 def with_each(text: bytes) -> tuple[bytes, bytes]:

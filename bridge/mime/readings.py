@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from bridge.mime import base64_text, encodings, line_ends
 from bridge.mime.ambiguity import CONTENT_FIELD
+from bridge.mime.duplicates import Seen
 from bridge.mime.structure import TooMuch
 
 MAX_STARTS = 5000  # places where a part may begin: with more, TooMuch
@@ -190,11 +191,10 @@ def objects(data: bytes, budget: Budget, quoted: Sequence[bytes] | None = None) 
 
     `quoted` is what `encodings.quoted_readings` makes of `data`, if the caller has it.
     """
-    seen: set[bytes] = set()
+    seen = Seen()
     for content, is_decoded in _all_objects(data, budget, quoted):
         budget.take_object(content)
-        if content and (key := line_ends.digest(content)) not in seen:
-            seen.add(key)
+        if content and seen.is_new(content):
             yield content, is_decoded
 
 
@@ -286,15 +286,14 @@ def texts_with_fields(data: bytes, budget: Budget, quoted: Sequence[bytes]) -> I
 
     `quoted` is what `encodings.quoted_readings` makes of `data`, or nothing if no program decodes it.
     """
-    seen: set[bytes] = set()
+    seen = Seen()
     for text in texts(data):
         unquoted: Iterable[bytes] = quoted
         if quoted and text is not data:
             budget.take_escapes(text)
             unquoted = encodings.quoted_readings(text)
         for reading, _ in _with_other_ends(text, unquoted):
-            if (key := line_ends.digest(reading)) not in seen:
-                seen.add(key)
+            if seen.is_new(reading):
                 yield reading
 
 
@@ -308,7 +307,7 @@ def _with_other_ends(text: bytes, unquoted: Iterable[bytes]) -> Iterator[tuple[b
 
 def _texts(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) -> Iterator[tuple[bytes, _Way]]:
     """All texts, also with quoted-printable removed, and in which way. Each begins with a line end."""
-    seen: set[bytes] = set()
+    seen = Seen()
     has_files = False
     has_quoted = may_be_quoted(data)
     budget.take(_LINE * data.count(b"\r") // 2)
@@ -320,12 +319,10 @@ def _texts(data: bytes, budget: Budget, quoted: Sequence[bytes] | None) -> Itera
         for reading, way in _with_other_ends(text, unquoted):
             if text is data and way is not _Way.UNUSUAL and not has_files:
                 has_files = line_ends.matter_in_mail(data, reading if way is _Way.DECODED else None)
-            if (key := line_ends.digest(reading)) not in seen:
-                seen.add(key)
+            if seen.is_new(reading):
                 yield b"\n" + reading, way
     for reading in _with_other_line_ends(data, has_quoted, budget) if has_files else ():
-        if (key := line_ends.digest(reading)) not in seen:
-            seen.add(key)
+        if seen.is_new(reading):
             yield b"\n" + reading, _Way.UNUSUAL
 
 

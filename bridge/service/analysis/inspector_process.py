@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bridge.mime.line_ends import digest
+from bridge.mime.duplicates import digest
 from bridge.mime.rendition import as_mail
 from bridge.service.analysis.content import archives, file_types
 from bridge.service.analysis.findings import Inspection

@@ -14,7 +14,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 
-from bridge.mime.line_ends import digest
+from bridge.mime.duplicates import digest
 from bridge.mime.structure import TooMuch
 from bridge.service.analysis.content.pdf_objects import Objects
 from bridge.service.analysis.content.pdf_streams import SPACE, Decoder, Stream
