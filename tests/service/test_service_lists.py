@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from sqlalchemy import create_engine, text
 
 from bridge.matching.spelling import normalise
-from bridge.service.analysis.content.links import Links, ascii_lower
+from bridge.service.analysis.content.links import Links
+from bridge.service.analysis.content.page_text import ascii_lower
 from bridge.service.decision_settings import Decisions
 from bridge.service.lists.endpoint import MAX_REQUESTS
 from bridge.service.lists.index import ListIndex, traits_of

@@ -12,7 +12,8 @@ import pytest
 
 from bridge.mime import base64_text, encodings, references
 from bridge.service.analysis.content import page_files, page_text, pictures, script_files
-from bridge.service.analysis.content.links import Links, ascii_lower
+from bridge.service.analysis.content.links import Links
+from bridge.service.analysis.content.page_text import ascii_lower
 from bridge.service.detection import body, signals
 
 ATOMS = {

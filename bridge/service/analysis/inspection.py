@@ -320,7 +320,7 @@ class _MailInspector(AmbiguityInspector):
             self.page_reading(reading, nesting, done)
 
     def page_reading(self, text: str, nesting: int, done: dict[page_files.PageFile, None]) -> None:
-        lower = text.lower()
+        lower = page_text.ascii_lower(text)
         names = page_files.names(text, lower)
         self.named(names)
         is_saved = has_download(lower)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bridge.mime.references import unescaped
-from bridge.service.analysis.content.links import ascii_lower
-from bridge.service.analysis.content.page_text import escaped_inputs
+from bridge.service.analysis.content.page_text import ascii_lower, escaped_inputs
 
 MAX_PAGE = 128 * 1024  # characters that are read of each page
 MAX_SOURCE = 1024 * 1024  # that are searched for links: else padding would hide them

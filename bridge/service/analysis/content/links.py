@@ -16,6 +16,7 @@ from bridge.mime.structure import TooMuch
 from bridge.service.analysis.content import link_address, page_text
 from bridge.service.analysis.content.link_address import host_of, webdav_server, without_breaks
 from bridge.service.analysis.content.office_attacks import STARTING, is_remote, starts_program
+from bridge.service.analysis.content.page_text import ascii_lower
 
 # The patterns expect lower-case text. Each starts with literal characters, which `re` searches for fast.
 _TEXT_END = rf"\s<>\"'(){link_address.TYPOGRAPHIC}"
@@ -365,19 +366,6 @@ def _skip_back(text: str, position: int) -> int:
     while position > 0 and (text[position - 1] <= " " or text[position - 1].isspace()):
         position -= 1
     return position
-
-
-def ascii_lower(text: str) -> str:
-    """The letters of ASCII only: `str.lower` takes five times as long if there are others (Python 3.11).
-
-    Names with other letters are converted by `host_of`.
-    """
-    if text.isascii():
-        return text.lower()
-    try:
-        return text.encode("latin-1").lower().decode("latin-1")  # a fifth of the time of the next line
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
 
 
 def has_download(text: str) -> bool:

@@ -17,7 +17,7 @@ from bridge.mime import encodings
 from bridge.mime.rare_charsets import escapes_replaced
 from bridge.service.analysis.content import file_types
 from bridge.service.analysis.content.link_address import without_breaks
-from bridge.service.analysis.content.links import ascii_lower
+from bridge.service.analysis.content.page_text import ascii_lower
 
 # Both are searched for in lower case, without a pattern: one that ignores case takes ten times as long (Python 3.11).
 _SCHEME, _DOWNLOAD = "data:", "download"

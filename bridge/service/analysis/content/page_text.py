@@ -56,7 +56,7 @@ def every_reading(page: str) -> Iterator[str]:
     """All readings, and the pages within them."""
     for reading in readings(page):
         yield reading
-        if "srcdoc" in reading.lower():
+        if "srcdoc" in ascii_lower(reading):
             yield from inner_pages(reading)
 
 
@@ -69,6 +69,19 @@ def inner_pages(page: str) -> Iterator[str]:
         yield further
         page = further
     raise TooMuch("references")
+
+
+def ascii_lower(text: str) -> str:
+    """The letters of ASCII only: `str.lower` takes five times as long if there are others (Python 3.11).
+
+    Names of hosts with other letters are converted by `link_address.host_of`.
+    """
+    if text.isascii():
+        return text.lower()
+    try:
+        return text.encode("latin-1").lower().decode("latin-1")  # a fifth of the time of the next line
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
 
 
 def without_escapes(page: str) -> list[str]:
