@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bridge.mime import base64_text, encodings, references
-from bridge.service.analysis.content import page_files, page_text, pictures, script_files
+from bridge.service.analysis.content import archive_marks, office_xml, page_files, page_text, pictures, script_files
 from bridge.service.analysis.content.links import Links
 from bridge.service.analysis.content.page_text import ascii_lower
 from bridge.service.detection import body, signals
@@ -143,6 +143,24 @@ def test_a_line_that_begins_a_file_is_among_those_that_may() -> None:
         assert found[len(found) - len(expected) :] == expected
         assert len(found) - len(expected) == len(list(encodings._uu_begins(raw)))
     assert hits > 100
+
+
+def test_archives_are_searched_for_in_text_only_if_they_may_be_there() -> None:
+    """Nearly all of their marks were searched for in every object of an ambiguous mail."""
+    marks = [mark for marks in archive_marks._MARKS.values() for mark, _, _ in marks]
+    control = re.compile(rb"[\0\1\2\x1a\x1c]")
+    dice = random.Random(5)
+    for number in range(2000):
+        pieces = [dice.choice(marks) + dice.randbytes(dice.randrange(90)) for _ in range(dice.randrange(1, 6))]
+        content = b"x".join(pieces) if number % 4 else control.sub(b" ", b"x".join(pieces))
+        expected = [kind for kind in archive_marks.KINDS if list(archive_marks.places(content, kind))]
+        assert archive_marks.kinds_in(content, archive_marks.KINDS) == expected
+
+
+@pytest.mark.parametrize("element", [b"<p:hlinkHover", b"<dbPr", b"<a><webPr", b"<customUI", b"<x:hlinkClick"])
+def test_elements_that_open_or_run_something_are_recognised(element: bytes) -> None:
+    assert office_xml.is_likely(b"<?xml version='1.0'?><r>" + element)
+    assert not office_xml.is_likely(b"<?xml version='1.0'?><r>" + element[:-1])
 
 
 def on_white(picture: Any) -> Any:

@@ -161,10 +161,10 @@ class AmbiguityInspector(FileInspector):
         if recognition.has_calendar(content):
             self.may_have_files([content.decode("latin-1")], ANY_CALENDAR)  # its files are found next
             self.calendar(content, ANY_CALENDAR, nesting)
-        is_file = recognition.is_file(content) or any(documents.kinds_of(content, (), self.limits.formats))
-        if is_file or archives.may_have_one_behind(content):
+        kinds = list(documents.kinds_of(content, (), self.limits.formats))
+        if kinds or recognition.is_file(content) or archives.may_have_one_behind(content):
             self.found.tags |= file_types.tags_of("", "", content)
-            self.file(content, (), nesting)
+            self.file(content, (), nesting, kinds)
 
 
 def _is_only_binary(content: bytes) -> bool:

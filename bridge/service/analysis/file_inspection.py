@@ -168,9 +168,11 @@ class FileInspector(ABC):
         if not self.is_guess:  # else `file` decides
             self.found.tags.add(BROKEN_CONTAINER if is_cut_off and self.is_enclosed else BROKEN)
 
-    def file(self, content: bytes, names: Collection[str], nesting: int) -> None:
-        """A file that is not in an archive."""
-        is_damaged, is_refused = self.opened(content, names, nesting)
+    def file(
+        self, content: bytes, names: Collection[str], nesting: int, documents_in: Collection[str] | None = None
+    ) -> None:
+        """A file that is not in an archive. `documents_in`: what `documents.kinds_of` says, if the caller knows."""
+        is_damaged, is_refused = self.opened(content, names, nesting, documents_in)
         kind = archives.kind_of(content)
         if self.is_guess and is_damaged:
             if is_refused and kind:
@@ -206,7 +208,9 @@ class FileInspector(ABC):
         charge = self.reading.take
         return any(recognition.is_piece_of(piece, whole, charge, is_beginning=is_beginning) for whole in wholes)
 
-    def opened(self, content: bytes, names: Collection[str], nesting: int) -> tuple[bool, bool]:
+    def opened(
+        self, content: bytes, names: Collection[str], nesting: int, documents_in: Collection[str] | None = None
+    ) -> tuple[bool, bool]:
         """Whether a file, attached or unpacked, is damaged, and not only cut off.
 
         The same one is opened once: each reading of a mail may contain it again.
@@ -220,14 +224,16 @@ class FileInspector(ABC):
         if known is None:
             around = self.is_damaged, self.is_refused
             self.is_damaged, self.is_refused = self.files[same] = False, False
-            self.open_file(content, names, nesting)
+            self.open_file(content, names, nesting, documents_in)
             known = self.files[same] = self.is_damaged, self.is_refused
             self.is_damaged, self.is_refused = around
         self.is_damaged |= known[0]
         self.is_refused |= known[1]
         return known
 
-    def open_file(self, content: bytes, names: Collection[str], nesting: int) -> None:
+    def open_file(
+        self, content: bytes, names: Collection[str], nesting: int, documents_in: Collection[str] | None
+    ) -> None:
         """A document may contain pieces of archives: if these are damaged, the document itself is not."""
         if archives.is_other_file(content, names) and not self.is_guess:
             before = self.found.tags & {DECEPTIVE}
@@ -240,7 +246,8 @@ class FileInspector(ABC):
         else:
             self.open_archive(content, names, nesting)
         if self.limits.look_at_mime:
-            for kind in documents.kinds_of(content, names, self.limits.formats):
+            kinds = documents.kinds_of(content, names, self.limits.formats) if documents_in is None else documents_in
+            for kind in kinds:
                 self.document(content, kind, names, nesting)
 
     def open_archive(self, content: bytes, names: Collection[str], nesting: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 WITHIN = 8 * 1024 * 1024  # bytes in which 7-Zip searches
 _FEW = 10_000  # marks whose surroundings are looked at
@@ -25,18 +25,27 @@ _Mark = tuple[bytes, int, Check | None]  # what it is, where it is in the archiv
 def places(content: bytes, kind: str) -> Iterator[int]:
     """The positions, in order for each mark."""
     for mark, offset, check in _MARKS.get(kind, ()):
-        # One byte is found much faster than several, and most files do not have all of them.
-        has_all = all(content.find(byte, 0, WITHIN) >= 0 for byte in _BYTES[mark])
-        found, number = content.find(mark, offset, WITHIN) if has_all else -1, 0
-        while found >= 0:
-            number += 1
-            if check is None or number > _FEW or check(content, found - offset):
-                yield found - offset
-            found = content.find(mark, found + 1, WITHIN)
+        for number, found in enumerate(places_of(mark, offset, content)):
+            if check is None or number >= _FEW or check(content, found):
+                yield found
 
 
-def is_anywhere(content: bytes, kind: str) -> bool:
-    return next(places(content, kind), None) is not None
+def places_of(mark: bytes, offset: int, content: bytes) -> Iterator[int]:
+    """Where the archives with this mark may begin."""
+    # One byte is found much faster than several, and most files do not have all of them.
+    has_all = all(content.find(byte, 0, WITHIN) >= 0 for byte in _BYTES[mark])
+    found = content.find(mark, offset, WITHIN) if has_all else -1
+    while found >= 0:
+        yield found - offset
+        found = content.find(mark, found + 1, WITHIN)
+
+
+def kinds_in(content: bytes, wanted: Collection[str]) -> list[str]:
+    """The wanted kinds that may begin anywhere in it."""
+    # No text has the control characters that most formats need, if not in the mark itself, then around it.
+    is_text = not any(byte in content for byte in _CONTROL)
+    marked = _WITHOUT_CONTROL if is_text else KINDS
+    return [kind for kind in marked if kind in wanted and next(places(content, kind), None) is not None]
 
 
 def _matches(pattern: bytes) -> Check:
@@ -138,4 +147,6 @@ _BYTES = {  # the rarest first
     for mark, _, _ in marks
 }
 KINDS = tuple(_MARKS)
+_CONTROL = (b"\0", b"\1", b"\2", b"\x1a", b"\x1c")  # all kinds need one of these, except:
+_WITHOUT_CONTROL = ("zstd", "arj", "mslz", "ppmd", "nsis", "disk")
 LONG = ("rar", "7z", "cab")  # marks that are no coincidence, whatever is around them

@@ -200,7 +200,7 @@ def is_only_guessed(kinds: Collection[str], names: Collection[str]) -> bool:
 
 def behind(content: bytes, wanted: Collection[str] = _BEHIND) -> list[str]:
     """Those archives that may begin anywhere in it."""
-    found = [kind for kind in archive_marks.KINDS if kind in wanted and archive_marks.is_anywhere(content, kind)]
+    found = archive_marks.kinds_in(content, wanted)
     return [*found, BURIED] if BURIED in wanted and has_buried(content) else found
 
 
@@ -209,7 +209,7 @@ def may_have_one_behind(content: bytes) -> bool:
 
     The marks of others may be a coincidence, and most of what is tested is noise.
     """
-    is_marked = any(archive_marks.is_anywhere(content, kind) for kind in _OPENED_BEHIND)
+    is_marked = bool(archive_marks.kinds_in(content, _OPENED_BEHIND))
     return is_marked or has_buried(content) or is_lzma(content) or is_lzma86(content)
 
 

@@ -31,6 +31,7 @@ _CONNECTIONS = frozenset({"webPr", "dbPr"})  # in workbooks
 _USER_INTERFACE = "customUI"
 _CALLS = ("on", "get", "load")  # attributes that name a macro
 _MARKS = (b"hlinkClick", b"hlinkMouseOver", b"hlinkHover", b"webPr", b"dbPr", b"customUI")
+_IN_MARKS = (b"hlink", b"bPr", b"customUI")  # each mark has one of these, and most XML has none
 _READ = (
     _FIELDS | _DATA | _ACTIONS | _CONNECTIONS
     | {"Relationship", "fldSimple", "fldChar", "ddeLink", "definedName", _USER_INTERFACE}
@@ -92,7 +93,7 @@ def may_have_facts(content: bytes) -> bool:
 def _has_element(text: bytes) -> bool:
     return (
         any(element.search(text) for element in _ELEMENTS)
-        or any(mark in text for mark in _MARKS)
+        or (any(piece in text for piece in _IN_MARKS) and any(mark in text for mark in _MARKS))
         or all(mark in text for mark in _FORM_MARKS)
     )
 
