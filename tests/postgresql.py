@@ -69,6 +69,19 @@ class PostgreSql:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
 
+    @contextmanager
+    def needs_password(self, role: str):
+        """This role must name its password; all others are trusted."""
+        rules = Path(self._data) / "pg_hba.conf"
+        trusting = rules.read_text()
+        rules.write_text(f"local all {role} scram-sha-256\n{trusting}")
+        self._run("pg_ctl", "reload")
+        try:
+            yield
+        finally:
+            rules.write_text(trusting)
+            self._run("pg_ctl", "reload")
+
     def promote(self) -> None:
         """It follows nobody any more, and takes writes."""
         self._run("pg_ctl", "-w", "promote")

@@ -6,6 +6,7 @@ PostgreSQL.
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,13 +50,25 @@ def history(conf: Config, state: Path, wait_s: float | None = None) -> HistorySt
 
 def server(conf: Config) -> Database:
     """The database in `state_database`, which is not SQLite. Raises ConfigError."""
-    password = read_secret(conf, conf.state_database_password_file, "state_database_password_file")
+    password = _password(conf)
     if find_spec("psycopg") is None:
         raise ConfigError("state_database: the PostgreSQL driver is missing: pip install 'scanbridge[postgresql]'")
     from bridge.runtime.database import Database
 
     assert conf.state_database is not None
-    return Database(conf.state_database, password)
+    return Database(conf.state_database, password, partial(_current_password, conf))
+
+
+def _password(conf: Config) -> str | None:
+    return read_secret(conf, conf.state_database_password_file, "state_database_password_file")
+
+
+def _current_password(conf: Config) -> str | None:
+    """None while the file cannot be read."""
+    try:
+        return _password(conf)
+    except ConfigError:
+        return None
 
 
 def redaction(conf: Config, state: Path | None = None) -> Redaction:

@@ -10,7 +10,7 @@ import errno
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,10 +56,14 @@ class DatabaseUnusable(BridgeError):
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """The URL, and the password if it is not part of the URL."""
+    """The URL, and the password if it is not part of the URL.
+
+    `reread` returns the password as it is now: it may be changed while we run. None if that cannot be read.
+    """
 
     url: str = field(repr=False)
     password: str | None = field(default=None, repr=False)
+    reread: Callable[[], str | None] = field(default=lambda: None, repr=False, compare=False)
 
     @classmethod
     def file(cls, path: Path) -> Database:
@@ -115,8 +119,6 @@ class Database:
         url = make_url(self.url)
         if url.drivername == "postgresql":
             url = url.set(drivername="postgresql+psycopg")
-        if self.password is not None:
-            url = url.set(password=self.password)
         arguments: dict[str, Any] = {**_POSTGRESQL, "connect_timeout": max(2, min(5, round(wait_s)))}
         if statement_s:
             arguments["options"] = f"-c statement_timeout={statement_s * 1000:.0f}"
@@ -124,9 +126,17 @@ class Database:
             url, pool_size=connections, max_overflow=connections, pool_pre_ping=True, pool_timeout=wait_s,
             connect_args=arguments,
         )  # fmt: skip
+        event.listen(engine, "do_connect", lambda _dialect, _entry, _, values: self._add_password(values))
         _close_late_returns(engine)
         _accept_any_text(engine)
         return engine
+
+    def newest_password(self) -> str | None:
+        return self.reread() or self.password
+
+    def _add_password(self, values: dict[str, Any]) -> None:
+        if (password := self.newest_password()) is not None:
+            values["password"] = password
 
 
 @contextmanager

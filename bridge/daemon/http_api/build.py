@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from bridge.daemon import wiring
@@ -29,8 +30,10 @@ def _quarantine(running: Running) -> str | None:
     return None if quarantine.is_remote else quarantine.place
 
 
-def _place(running: Running) -> dict[str, Any]:
-    """As in `wiring.history`, for another process."""
+def _place(running: Running) -> Callable[[], dict[str, Any]]:
+    """As in `wiring.history`, for other processes: for each, the password as it is when the process starts."""
     state = running.core.state
     place = wiring.state_database(running.config, state, "")
-    return {"directory": str(state / "history")} if place.is_sqlite else {"url": place.url, "password": place.password}
+    if place.is_sqlite:
+        return lambda: {"directory": str(state / "history")}
+    return lambda: {"url": place.url, "password": place.newest_password()}

@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +42,9 @@ class QueryLimits:
 class Queries:
     """`place` says where the history is; it may have a password, so it goes through a pipe."""
 
-    def __init__(self, place: Json, limits: QueryLimits | None = None, program: Sequence[str] = PROGRAM) -> None:
+    def __init__(
+        self, place: Callable[[], Json], limits: QueryLimits | None = None, program: Sequence[str] = PROGRAM
+    ) -> None:
         self._place = place
         self._limits = limits or QueryLimits()
         self._program = program
@@ -115,7 +117,7 @@ class Queries:
                 return searcher
             self._end(searcher)
         try:
-            return await _Searcher.start(self._program, self._place)
+            return await _Searcher.start(self._program, self._place())
         except OSError as exc:
             raise _unavailable(f"the search cannot be started: {exc}") from exc
 

@@ -192,7 +192,7 @@ PROGRAM = (sys.executable, "-c", SCRIPT)
 @asynccontextmanager
 async def scripted(limits: QueryLimits) -> AsyncIterator[Callable[[str, str], Coroutine[None, None, str]]]:
     """A function that asks with a token and returns the answer, or the error."""
-    queries = Queries({}, limits, PROGRAM)
+    queries = Queries(dict, limits, PROGRAM)
 
     async def run(token: str, about: str) -> str:
         try:
@@ -248,7 +248,7 @@ def test_a_search_that_fails_is_answered_and_the_next_one_works() -> None:
                 assert await run("a", about) == "history_unavailable"
                 assert await run("a", "fine") == "fine"
             assert await run("a", "query_too_large") == "query_too_large"
-        queries = Queries({}, program=("/nothing/there",))
+        queries = Queries(dict, program=("/nothing/there",))
         with pytest.raises(ApiError) as raised:
             await queries.run("a", {"about": "x"})
         assert raised.value.body["error"] == "history_unavailable"

@@ -193,6 +193,11 @@ _IN_MEMORY = {"late_decisions": {"store": "memory"}}
         ({"workers": 1}, {}, []),
         ({}, {"admin": {"address": "127.0.0.1:9082"}}, []),
         ({}, {"log": {}, "tracing": None}, []),
+        (
+            {"state_database": "postgresql://u@h/n", "state_database_password_file": "a"},
+            {"state_database": "postgresql://u@h/n", "state_database_password_file": "b"},
+            ["state_database_password_file"],
+        ),
     ],
 )  # fmt: skip
 def test_only_a_change_of_what_is_in_effect_needs_a_restart(
