@@ -134,8 +134,8 @@ class Filter:
         self.deadline_s = settings.deadline_s
         self.refuses = settings.shadow_percent < 100
         self.header_prefix, self.own_results = headers.prefix, headers.own_results
-        # The last part of the deadline is reserved for passing the mail on.
-        self._reserve_s = min(10.0, settings.deadline_s * 0.1) if relay is not None else 1.0
+        # The last part of the deadline is reserved for passing the mail on, or for the reply alone.
+        self._reserve_s = min(10.0 if relay is not None else 1.0, settings.deadline_s * 0.1)
 
     # Before the content.
 

@@ -207,3 +207,9 @@ def test_an_untrusted_client_has_no_handshake(tmp_path: Path) -> None:
         socket.create_connection(("127.0.0.1", bridge.port), 30) as sock,
     ):
         assert _is_closed(sock)
+
+
+def test_a_deadline_of_one_second_left_no_time_for_the_scan(tmp_path: Path) -> None:
+    """A whole second was reserved for the reply: a listener without a next hop deferred all mail."""
+    with hooks_bridge(tmp_path, deadline="1s") as bridge, MailServer(bridge.port) as server:
+        assert server.action(facts())[0] == "accept"
