@@ -7,6 +7,7 @@ refers to its kind. `address_keys` are the forms in which an address is found: w
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -17,6 +18,8 @@ from bridge.quarantine.worst_tags_first import worst_first
 
 ACCEPTED_LATE, REFUSED_LATE = "accepted late", "refused late"  # events: answers of the next hop
 MAX_KEY = 400  # characters of an address; PostgreSQL takes 2,700 bytes
+_ADDRESSEE = r"""(?:"(?:[^"\\]|\\.)*+"|(?!, |: )[^"])++"""  # a quoted local part may contain both
+_ADDRESSEES = re.compile(rf"to {_ADDRESSEE}(?:, {_ADDRESSEE})*+")
 
 
 class Kind(NamedTuple):
@@ -145,11 +148,12 @@ class LaterEvent:
     @property
     def recipients(self) -> tuple[str, ...]:
         """Those whom it is about, if it names them."""
-        return tuple(self._addressees.removeprefix("to ").split(", ")) if self._addressees else ()
+        return tuple(re.findall(rf"(?:to |, )({_ADDRESSEE})", self._addressees))
 
     @property
     def _addressees(self) -> str:
-        return self.text.partition(": ")[0] if self.text.startswith("to ") else ""
+        found = _ADDRESSEES.match(self.text)
+        return found[0] if found is not None else ""
 
     def to_dict(self) -> dict[str, Any]:
         time = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds")

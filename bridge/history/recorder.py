@@ -23,7 +23,7 @@ from bridge.filter.late.fingerprint import attempt_key
 from bridge.filter.outcome import Record
 from bridge.history.entry import ACCEPTED_LATE, REFUSED_LATE, Kind, LaterEvent, Row
 from bridge.history.query import CANCELLED, HistoryQuery
-from bridge.history.rows import rows_of
+from bridge.history.rows import MAX_TEXT, rows_of
 from bridge.history.store import HistoryError, HistoryStore
 from bridge.intake.refused_client import RefusedClient
 from bridge.mail.action import Action
@@ -180,7 +180,7 @@ class Recorder:
             self._count("overflow", 1)
             return
         redaction = self._settings.redaction.of_mail("", recipients)
-        text = f"to {', '.join(map(redaction.address, recipients))}: {redaction.text(str(reply))}"
+        text = f"to {', '.join(map(redaction.address, recipients))}: {redaction.text(str(reply))[:MAX_TEXT]}"
         event = ACCEPTED_LATE if reply.is_success else REFUSED_LATE
         self._later.append(LaterEvent(time.time(), mail_id, event, "", text))
 

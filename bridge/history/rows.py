@@ -23,7 +23,7 @@ from bridge.observe.metrics import reason_of
 from bridge.observe.redaction import FULL, Redaction
 from bridge.relay.reply_reader import queue_id_in
 
-_MAX_TEXT = 1000  # characters
+MAX_TEXT = 1000  # characters
 _MAX_KEY = 400  # of what is indexed: PostgreSQL takes 2,700 bytes
 _MAX_KINDS = 10_000
 _APART_S = 1e-6  # between the rows of one mail: a page of the history ends at a time and an id
@@ -76,7 +76,7 @@ def row_of(record: Record, at: float, attempt: str, redaction: Redaction) -> tup
         record.size,
         record.message_id[:_MAX_KEY],
         subject_text(record.subject),
-        "" if outcome is None else str(outcome.reply)[:_MAX_TEXT],
+        "" if outcome is None else str(outcome.reply)[:MAX_TEXT],
         "" if result is None else result.ggrid[:_MAX_KEY],
         record.wait_s,
         record.scan_s,
@@ -113,9 +113,9 @@ def _any_kind(record: Record) -> Kind:
         stage=record.at,
         action=CANCELLED if outcome is None else str(outcome.action),
         decision="" if result is None else str(result.decision),
-        verdict="" if result is None else result.verdict[:_MAX_TEXT],
+        verdict="" if result is None else result.verdict[:MAX_TEXT],
         rule=record.rule,
-        tags="" if result is None else ",".join([tag.replace(",", " ") for tag in result.tags])[:_MAX_TEXT],
+        tags="" if result is None else ",".join([tag.replace(",", " ") for tag in result.tags])[:MAX_TEXT],
         would=str(record.would or ""),
         late=str(record.late or ""),
         unscanned=record.unscanned,
@@ -130,7 +130,7 @@ def _more(record: Record, redaction: Redaction) -> str | None:
     outcome = record.outcome
     recipients = record.tx.envelope.addresses
     more: dict[str, Any] = {
-        "why": redaction.text(record.why)[:_MAX_TEXT],
+        "why": redaction.text(record.why)[:MAX_TEXT],
         "entry": redaction.text(record.listed.entry) if record.listed else "",
         "login": redaction.address(record.tx.session.client.login or ""),
         "limit": record.limit,
@@ -202,7 +202,7 @@ def _by_recipient(addresses: Sequence[str], replies: Sequence[Reply], redaction:
     """Recipients that are hidden behind one name, or named twice, have all their replies."""
     found: dict[str, dict[str, None]] = {}
     for address, reply in zip(addresses, replies, strict=True):
-        found.setdefault(redaction.address(address), {})[redaction.text(str(reply))] = None
+        found.setdefault(redaction.address(address), {})[redaction.text(str(reply))[:MAX_TEXT]] = None
     return {address: "; ".join(texts) for address, texts in found.items()}
 
 

@@ -169,6 +169,19 @@ def test_what_few_mails_have_is_kept_too(tmp_path: Path) -> None:
     assert row["replies"] == {"b@example.org": "250 2.0.0 Ok", "c@example.org": "550 5.1.1 no such user"}
 
 
+def test_a_long_reply_was_recorded_whole_for_each_recipient(tmp_path: Path) -> None:
+    """A next hop's replies may have 64 KiB, and a mail 1,000 recipients: one row had megabytes."""
+    long = Reply(550, "5.1.1", "x" * 60_000)
+    mixed = Outcome(Action.RELAY, Reply(250, "2.0.0", "Ok"), None, replies=(Reply(250, "2.0.0", "Ok"), long))
+    with recording(tmp_path) as running:
+        running.recorder.note(record(mixed, error=ScanUnavailable("http://s: refused"), is_mixed=True))
+        running.recorder.note_late_answer("ID", ["b@example.org"], long)
+        [row] = running.wait_for(1)
+        [event] = until(lambda: running.store.later(["ID"]), "the late answer")
+    assert row["replies"] == {"b@example.org": "250 2.0.0 Ok", "c@example.org": str(long)[:1000]}
+    assert event.text == f"to b@example.org: {str(long)[:1000]}"
+
+
 def test_addresses_are_hidden_as_in_the_log(tmp_path: Path) -> None:
     """In every value that may have one."""
     outcome = Outcome(Action.REJECT, Reply(550, "5.1.1", "<b@example.org> unknown"), None)

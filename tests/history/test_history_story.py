@@ -235,6 +235,18 @@ def test_later_events_are_told_in_order() -> None:
     assert told.now == "No longer in the quarantine: it was deleted."
 
 
+def test_a_late_answer_for_a_quoted_recipient_named_other_recipients() -> None:
+    """The text of the event was cut at every comma and colon, also at those within quotes."""
+    quoted = r'"a, \"b: c"@example.org'
+    later = (LaterEvent(NOON + 5, "ID0000", "accepted late", "", f"to {quoted}, d@[IPv6:2001:db8::1]: 250 Ok, see: x"),)
+    attempt = entry(action=CANCELLED, more={"unsure": [quoted, "d@[IPv6:2001:db8::1]"]}, recipients=quoted)
+    assert later[0].recipients == (quoted, "d@[IPv6:2001:db8::1]")
+    assert later[0].without_internals().text == f"to {quoted}, d@[IPv6:2001:db8::1]"
+    assert story(attempt, later=later).fate.endswith(
+        "was delivered to the next hop, which answered too late for the client"
+    )
+
+
 def test_a_mail_that_is_gone_without_a_deletion_may_have_expired() -> None:
     told = story(entry(action="quarantine"), kept=Kept(GONE))
     assert told.now == "No longer in the quarantine: it was deleted, or its retention period has ended."
