@@ -87,11 +87,15 @@ class DigestMaker:
     def base(self) -> str:
         return self.settings.config.page.base
 
-    def url(self, act: Act, person: str, now: float, mail: str = "") -> str:
-        """`person`: the recipient, if it is about a mail."""
+    def url(self, act: Act, person: str, now: float, item: Item | None = None) -> str:
+        """`item`: the copy that it is about; its recipient is the person, or an alias of theirs."""
         expires_at = int(now + self.settings.config.link_validity)
         where = "u" if act is Act.UNSUBSCRIBE else "l"
-        return f"{self.base}/{where}/{self.keys.sign(Link(act, expires_at, mail, person))}"
+        link = Link(act, expires_at, "", person)
+        if item is not None:
+            owner = "" if item.recipient == person else person
+            link = Link(act, expires_at, item.mail, item.recipient, owner)
+        return f"{self.base}/{where}/{self.keys.sign(link)}"
 
     # The mail
 
@@ -118,10 +122,10 @@ class DigestMaker:
             reason=reason,
             recipient="" if item.recipient == person else visible(item.recipient)[:MAX_SENDER],
             may=may,
-            act_url=self.url(act, item.recipient, now, item.mail) if act else "",
-            view_url=self.url(Act.VIEW, item.recipient, now, item.mail) if tenant.users.preview else "",
-            ham_url=self.url(Act.HAM, item.recipient, now, item.mail) if reason is Reason.SPAM else "",
-            spam_url=self.url(Act.SPAM, item.recipient, now, item.mail) if reason is not Reason.SPAM else "",
+            act_url=self.url(act, person, now, item) if act else "",
+            view_url=self.url(Act.VIEW, person, now, item) if tenant.users.preview else "",
+            ham_url=self.url(Act.HAM, person, now, item) if reason is Reason.SPAM else "",
+            spam_url=self.url(Act.SPAM, person, now, item) if reason is not Reason.SPAM else "",
             findings=tuple(shown(text, MAX_FINDING) for text in in_words(mail.reasons, words)),
         )
 

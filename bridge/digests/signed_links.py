@@ -1,9 +1,9 @@
 """Links in digests: each allows its holder one action on one recipient's copy of one mail, until it expires.
 
-Nothing is stored for a link. It carries the action, its expiry, the mail's id and the recipient, and a message
-authentication code over all of it. The key file has one key per line: the first one signs, all of them verify, so that
-links of older digests work until the key they were made with is removed. If this is wrong, strangers get mail out of
-the quarantine.
+Nothing is stored for a link. It carries the action, its expiry, the mail's id, the recipient and the person who gets
+the link, and a message authentication code over all of it. The key file has one key per line: the first one signs, all
+of them verify, so that links of older digests work until the key they were made with is removed. If this is wrong,
+strangers get mail out of the quarantine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bridge.runtime import durable_files
 
 _PURPOSE = b"scanbridge link 1"
 _KEY_LINE = re.compile(r"([0-9a-z]{8}) ([0-9]{1,12}) ([0-9a-f]{64,128})")  # id, Unix time it was made at, key
-_TOKEN = re.compile(r"([A-Za-z0-9_-]{8,900})\.([0-9a-z]{8})\.([A-Za-z0-9_-]{32})")
+_TOKEN = re.compile(r"([A-Za-z0-9_-]{8,1200})\.([0-9a-z]{8})\.([A-Za-z0-9_-]{32})")
 _MAX_FILE = 64 * 1024
 _CODE_BYTES = 24
 
@@ -57,6 +57,7 @@ class Link:
     expires_at: int  # Unix time
     mail: str  # our id; "" if it is not about a mail
     recipient: str  # whose copy it is; without a mail, the person
+    person: str = ""  # who got the link, if the recipient is an alias of theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,9 @@ class LinkKeys:
 
     def sign(self, link: Link) -> str:
         """The token for a URL. Raises ConfigError."""
-        parts = (link.act, str(link.expires_at), link.mail, link.recipient)
+        parts = [link.act, str(link.expires_at), link.mail, link.recipient]
+        if link.person:
+            parts.append(link.person)
         payload = "\n".join(parts).encode("utf-8", "surrogatepass")
         key = self.keys[0]
         return f"{_text(payload)}.{key.id}.{_text(_code(key, payload))}"
@@ -145,10 +148,10 @@ class LinkKeys:
             raise LinkRefused("not one of our links") from None
         if not hmac.compare_digest(code, _code(key, payload)):
             raise LinkRefused("the code in the link is wrong")
-        act, expires_at, mail, recipient = payload.decode("utf-8", "surrogatepass").split("\n")
+        act, expires_at, mail, recipient, *person = payload.decode("utf-8", "surrogatepass").split("\n")
         if int(expires_at) < now:
             raise LinkRefused("the link has expired", is_expired=True)
-        return Link(Act(act), int(expires_at), mail, recipient)
+        return Link(Act(act), int(expires_at), mail, recipient, *person)
 
     def has_made(self, token: str) -> bool:
         """Whether we signed this token, even if it has expired. Raises ConfigError."""

@@ -15,6 +15,7 @@ from bridge.digests.items import Item
 from bridge.digests.listing import is_held_for
 from bridge.digests.requests import ALLOW, GRANTED, REFUSED, RELEASE, WAITING, Notice, Request
 from bridge.digests.settings import TenantSettings
+from bridge.digests.signed_links import Link
 from bridge.digests.why_held import Reason, reason_of, words_for
 from bridge.errors import BridgeError
 from bridge.lists.personal_store import BadEntry, PersonalListFull, sender_of_mail
@@ -89,10 +90,11 @@ def _items(call: Call, mail_id: str) -> list[Item]:
     return [item for item in items if person_of(item.recipient) == call.person]
 
 
-async def of_link(call: Call, mail_id: str, recipient: str) -> Copy:
-    """The copy that a link is for. Raises Refused."""
+async def of_link(call: Call, link: Link) -> Copy:
+    """The copy that a link is for, if it still belongs to the person who got the link. Raises Refused."""
+    mail_id, recipient = link.mail, link.recipient
     person = await call.run(call.sources.people.person_of, recipient)
-    mail = await _read(call, mail_id) if person is not None else None
+    mail = await _read(call, mail_id) if person == (link.person or recipient) else None
     is_theirs = mail is not None and any(comparable_address(each) == recipient for each in mail.envelope.addresses)
     if mail is None or person is None or not is_theirs:
         raise not_found(call)

@@ -32,6 +32,7 @@ def keys(tmp_path: Path) -> LinkKeys:
         Link(Act.ENTER, SOON, "", "jane@a.example"),
         Link(Act.VIEW, SOON, "X" * 64, "jané@münchen.example"),
         Link(Act.BLOCK, SOON, "1", '"a b"@a.example'),
+        Link(Act.RELEASE, SOON, "X" * 64, f"{'s' * 64}@{'a' * 190}", f"{'j' * 64}@{'b' * 190}"),
     ],
 )
 def test_a_link_comes_back_as_it_was(keys: LinkKeys, link: Link) -> None:

@@ -232,6 +232,25 @@ def test_aliases_and_domains_are_one_person(pages: Users) -> None:
     assert pages.received()[-1].recipients == ["Any.Thing@boss.example"]  # the recipient's own copy
 
 
+def test_the_links_of_the_former_owner_of_an_alias_acted_for_the_new_one(pages: Users) -> None:
+    """For two weeks, the former owner could still read and release the mail, and the audit log named the new one."""
+    aliases = pages.directory / "aliases"
+    aliases.write_text(f"{ALIASES}sales@a.example leaving@a.example\n")
+    hold(pages.directory, "MOVED1", "sales@a.example", CONTENT)
+    former = links(pages.send_digests("--now")["leaving@a.example"])[:2]  # release and view
+    assert [pages.served.browser().get(path).status for path in former] == [200, 200]
+    aliases.write_text(f"{ALIASES}sales@a.example following@a.example\n")
+    before = len(pages.next_hop.mails)
+    browser = pages.served.browser()
+    browser.get("/sign-in")  # for the form token: the links have no page any more
+    assert [(browser.get(path).status, browser.post(path).status) for path in former] == [(404, 404)] * 2
+    assert len(pages.next_hop.mails) == before
+    release = links(pages.send_digests("--now")["following@a.example"])[0]
+    assert pages.served.browser().press(release).status == 200
+    assert pages.received()[-1].recipients == ["sales@a.example"]
+    aliases.write_text(ALIASES)
+
+
 def test_the_policy_holds_on_every_way(pages: Users) -> None:
     """`other: nothing`, `delete: false`: by the page, by hand, and by a link that was made before."""
     from bridge.digests.signed_links import Act, Link, LinkKeys

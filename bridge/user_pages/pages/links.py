@@ -25,7 +25,7 @@ async def show(call: Call) -> Response:
     if link.act is Act.ENTER:
         await call.audit_opened(call.path["token"], detail=str(link.act), name=link.recipient)
         return call.page("enter.html", address=link.recipient)
-    copy = await copies.of_link(call, link.mail, link.recipient)
+    copy = await copies.of_link(call, link)
     await call.audit_opened(call.path["token"], mail=link.mail, detail=str(link.act), name=link.recipient)
     values = await held.details(call, copy, has_text=False)
     return call.page("link.html", act=_act_now(call, link, copy), **values)
@@ -40,7 +40,7 @@ async def act(call: Call) -> Response:
 async def _act(call: Call, link: Link) -> Response:
     if link.act is Act.ENTER:
         return await _enter(call, link)
-    copy = await copies.of_link(call, link.mail, link.recipient)
+    copy = await copies.of_link(call, link)
     match link.act:
         case Act.RELEASE | Act.REQUEST:
             notice = await copies.release(call, copy)
