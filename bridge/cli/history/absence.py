@@ -25,6 +25,7 @@ from bridge.observe.admin_client import get
 from bridge.runtime.counted import counted
 
 _LOST = re.compile(rb'^scanbridge_history_total\{result="(?:overflow|failed)"\} ([0-9.e+]+)', re.MULTILINE)
+_REPLACED = re.compile(rb"^scanbridge_worker_restarts_total ([0-9.e+]+)", re.MULTILINE)
 _NEAR_S = 3600.0
 
 
@@ -50,6 +51,7 @@ class Absence:
     traces: list[Trace]
     nameless: int  # refusals from that time that were added up without a sender
     lost: int | None  # mails that could not be recorded since the daemon started; None: it does not answer
+    replaced: int  # workers that ended unexpectedly since then: what they had not yet written is not counted as lost
     missing: list[str]  # what the history does not contain
     commands: list[str]
     is_in_quarantine: bool = False  # the mail with this id: it is older than the history, or was not recorded
@@ -84,7 +86,7 @@ def prove(session: HistorySession, question: Question) -> Absence:
         _count(session, wanted),
         [] if oldest is None else list(_traces(session, question, wanted)),
         _nameless(session, wanted),
-        _lost(session),
+        *_lost_and_replaced(session),
         list(_missing(session, question)),
         list(_commands(session, question, since, is_in_quarantine)),
         is_in_quarantine,
@@ -147,11 +149,12 @@ def _nameless(session: HistorySession, period: dict[str, Any]) -> int:
     return total
 
 
-def _lost(session: HistorySession) -> int | None:
+def _lost_and_replaced(session: HistorySession) -> tuple[int | None, int]:
     page = get(session.config.admin.address, "/metrics", 2.0)
     if page is None or b"scanbridge_history_total" not in page:
-        return None
-    return int(sum(float(number) for number in _LOST.findall(page)))
+        return None, 0
+    lost, replaced = (int(sum(map(float, pattern.findall(page)))) for pattern in (_LOST, _REPLACED))
+    return lost, replaced
 
 
 def _missing(session: HistorySession, question: Question) -> Iterator[str]:
@@ -170,6 +173,7 @@ def _missing(session: HistorySession, question: Question) -> Iterator[str]:
         yield f"mail from before state_database was set, or before the daemon was restarted with it: see {older}"
     days = f"{conf.history.retention / 86400:g} days"
     yield f"mail older than history.retention ({days}), or deleted earlier because of history.max_size"
+    yield "mail from the last second before the bridge, or one of its workers, was killed"
     yield (
         "the sender of each refusal, if more than 50 mails a second are refused before their content is sent: "
         "further refusals are counted per client"

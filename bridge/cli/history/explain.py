@@ -238,8 +238,12 @@ def _evidence(session: HistorySession, absence: Absence, question: Question) -> 
         yield "Whether all mails were recorded is unknown, because the daemon does not answer at its admin address."
     elif absence.lost:
         yield f"Since the daemon started, {in_words(absence.lost)} could not be recorded."
-    else:
+    elif not absence.replaced:
         yield "Since the daemon started, every mail has been recorded."
+    if absence.replaced:
+        workers = counted(absence.replaced, "worker")
+        missing = "mails from the last second of each may be missing"
+        yield f"Since the daemon started, {workers} had to be replaced: {missing}."
 
 
 def _numbers(absence: Absence) -> str:

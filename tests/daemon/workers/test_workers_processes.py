@@ -77,6 +77,16 @@ def test_a_killed_worker_gives_its_slots_back_and_is_replaced(tmp_path: Path) ->
         assert bridge.has_logged(f"worker {victim} was killed by signal 9")
 
 
+def test_what_a_killed_worker_had_not_written_was_called_recorded(tmp_path: Path) -> None:
+    """Rows wait for a third of a second: `explain` did not find a mail, and said that all had been recorded."""
+    with running(tmp_path, workers=2) as (bridge, _, _):
+        os.kill(min(workers(bridge)), signal.SIGKILL)
+        until(lambda: number(bridge, "scanbridge_worker_restarts_total") == 1, "another worker")
+        done = scanbridge("explain", "never@seen.example", "-c", tmp_path / "bridge.yml")
+        assert "Since the daemon started, 1 worker had to be replaced: mails from the last second" in done.stdout
+        assert "every mail has been recorded" not in done.stdout
+
+
 def test_a_connection_waiting_in_the_queue_survives_the_workers(tmp_path: Path) -> None:
     """All workers hang and are killed: a client that connected meanwhile is served by the next ones."""
     with running(tmp_path, workers=2) as (bridge, _, _):
