@@ -130,6 +130,8 @@ async def release(quarantine: Quarantine, mail_id: str, next_hop: NextHop, reque
                 )
             if message.is_head_cut():  # we do not know what is there; our own fields would be forged
                 raise StoreError("its header section is longer than 1 MiB; export it instead")
+            if message.size < (size := mail.head_size + mail.size):
+                raise StoreError(f"it is damaged: of its {size:,} bytes, {message.size:,} are left; export it instead")
             now = datetime.now(UTC)
             attempt = ReleaseAttempt(now.isoformat(timespec="milliseconds"), request.by, envelope.addresses)
             head = await finish_in_thread(_token, message, envelope, request, now)

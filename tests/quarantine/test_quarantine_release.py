@@ -384,6 +384,18 @@ def test_a_stored_mail_that_begins_with_white_space_is_not_put_below_our_field(h
     assert done.exit_code != 0 and "starts with white space" in done.stderr and not here.bridge.next_hop.mails
 
 
+def test_the_beginning_of_a_mail_was_released_as_the_whole(here: Desk) -> None:
+    """A damaged disk, or an object that was cut: the mail counted as released, and was deleted in the end."""
+    mail_id = here.send()
+    stored = here.directory / f"{mail_id}.eml"
+    whole = stored.read_bytes()
+    os.truncate(stored, len(whole) - 1)
+    done = here.call("release", mail_id)
+    assert done.exit_code == 1
+    assert f"it is damaged: of its {len(whole):,} bytes, {len(whole) - 1:,} are left" in done.stderr
+    assert here.bridge.next_hop.mails == [] and [mail["state"] for mail in here.listed()] == ["kept"]
+
+
 def test_a_stored_mail_with_a_long_header_section_is_not_released(here: Desk) -> None:
     """Behind the part of it that is read, fields that only we may write were kept, and delivered."""
     mail_id = here.send()
