@@ -11,6 +11,7 @@ import pytest
 
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
+from bridge.service.detection.phishing import Search
 from tests.long_cases import few
 from tests.processor_time import fair_cpu_s
 from tests.service.service_kit import EICAR, attached, mail, zipped
@@ -186,3 +187,22 @@ def test_a_script_that_makes_a_field_for_passwords_was_missed() -> None:
 )
 def test_scripts_in_attributes_take_little_time(page: str) -> None:
     assert fair_cpu_s(lambda: inspect(attached(page.encode() + b"<script>", "a.html"), Limits())) < 2
+
+
+_XHTML = 'xmlns="http://www.w3.org/1999/xhtml" xmlns:h="http://www.w3.org/1999/xhtml"'
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        (f'<html {_XHTML}><h:form action="/x"><h:input type="password"/></h:form></html>', True),
+        (f'<!DOCTYPE html [<!ENTITY p "word">]><html {_XHTML}><form><input type="pass&p;"/></form></html>', True),
+        (f'<!DOCTYPE html [<!ATTLIST input type CDATA "password">]><html {_XHTML}><form><input/></form></html>', True),
+        ('<html><input type=password><p onclick="send()">Sign in</p></html>', True),
+        (f'<!DOCTYPE html [<!ENTITY p "x">]><html {_XHTML}><form><input type="text"/>&p;</form></html>', False),
+        ("<html><form><input name=password></form></html>", False),
+    ],
+)
+def test_a_field_for_passwords_without_a_usual_form_was_missed(page: str, expected: bool) -> None:
+    found = inspect(attached(page.encode(), "a.xhtml"), Limits(phishing=Search())).tags
+    assert ("attachment:credential-form" in found) == expected

@@ -97,7 +97,7 @@ def _shown(page: Page) -> Iterator[tuple[str, str]]:
 
 
 def _attached(page: Page) -> Iterator[tuple[str, str]]:
-    if page.has_form and page.asks_password:
+    if page.asks_password:  # a script may send it without a form
         yield "attachment:credential-form", ""
     elif page.has_form:
         yield "attachment:form", ""

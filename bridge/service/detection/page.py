@@ -23,7 +23,9 @@ MAX_HIDDEN = 200  # elements
 MAX_NESTED = 50  # elements of the same name within a hidden one
 _MAX_TAG = 4000
 _NOT_SHOWN = (("<!--", "-->"), ("<style", "</style"), ("<script", "</script"), ("<title", "</title"))
-_MARK = re.compile(r"<(img|form(?=[\s/>])|script|base(?=[\s/])|area|!--|style|title)")  # one search instead of eight
+_MARK = re.compile(  # one search instead of ten
+    r"<(img|form(?=[\s/>])|script|base(?=[\s/])|area|!--|!entity|!attlist|style|title)"
+)
 _TAG = re.compile(r"<[a-z/!?][^<>]*>?")
 _ANCHOR = re.compile(r"<a[\s/]")
 _ATTRIBUTE = re.compile(r"[\s/]*+([^\s/>][^\s/>=]*+)(?:\s*+=\s*+(?:\"([^\"]*+)\"?|'([^']*+)'?|([^\s>]*+)))?")
@@ -42,6 +44,9 @@ _HIDING = re.compile(  # begins with one literal character, which `re` searches 
 _NAME = re.compile(r"<([a-z][a-z0-9]{0,20})")
 _CLOSED = frozenset({"br", "hr", "img", "input", "meta", "link", "area", "base", "col", "source", "wbr"})
 _PASSWORD = re.compile(r"type\s*+=\s*+[\"']?password")
+# In XML: a name with a prefix, and what a document declares for all of its elements.
+_PREFIXED = re.compile(r"<[^\s<>/:]{1,100}+:(form)(?=[\s/>])")
+_DECLARED_PASSWORD = re.compile(r"type\s*+=\s*+[\"'][a-z]{0,8}+&(?!#)|<!attlist[^<>]*[\"']password[\"']")
 _LETTER_REFERENCE = re.compile(r"&#(?:x0*[4-7][0-9a-f]|0*(?:6[5-9]|[789]\d|1[01]\d|12[012]));")
 _INVISIBLE_CHARACTERS = "\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\u2061\u2062\u2063\u2064\ufeff"
 _INVISIBLE = re.compile(f"[{_INVISIBLE_CHARACTERS}]+")
@@ -88,10 +93,12 @@ def read(source: str) -> Page:
 def _read(source: str) -> Page:
     lower = ascii_lower(source)
     marks = Counter(_MARK.findall(lower))
+    if ":form" in lower:
+        marks.update(_PREFIXED.findall(lower))
     found = Page(
         pictures=marks["img"],
         has_form=marks["form"] > 0,
-        asks_password=_asks_password(lower),
+        asks_password=_asks_password(lower, marks),
         runs_script=marks["script"] > 0,
         has_redirect='http-equiv="refresh' in lower,
         has_base=marks["base"] > 0,
@@ -108,8 +115,10 @@ def _read(source: str) -> Page:
     return found
 
 
-def _asks_password(lower: str) -> bool:
+def _asks_password(lower: str, marks: Counter[str]) -> bool:
     if "password" in lower and _PASSWORD.search(lower):
+        return True
+    if (marks["!entity"] or marks["!attlist"]) and _DECLARED_PASSWORD.search(lower):
         return True
     return any(map(_PASSWORD.search, escaped_inputs(lower)))
 
