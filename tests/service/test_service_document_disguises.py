@@ -175,6 +175,10 @@ _LINKED = {
     "a.docx": lambda link: _part(
         "word/document.xml", f'<d><v:shape href="https://ok.example"/><v:x href="{link}"/></d>'
     ),
+    "a.vdx": lambda link: (
+        f"<VisioDocument><Hyperlink><Address F='x'>{link}</Address></Hyperlink></VisioDocument>".encode()
+    ),
+    "cdata.vdx": lambda link: f"<v:VisioDocument><v:Address><![CDATA[{link}]]></v:Address></v:VisioDocument>".encode(),
     "a.vsdx": lambda link: _part("visio/pages/page1.xml", f'<p><Cell N="Address" V="{link}"/></p>'),
     "a.one": lambda link: _onenote(f'\ufddfHYPERLINK "{link}"Open'),
     "picture.one": _property,
@@ -203,6 +207,40 @@ def test_many_such_links_take_linear_time(name: str) -> None:
     content = _LINKED[name](" ".join(f"file://a{number}.example/x" for number in range(5000)))
     spaces = _LINKED[name]("href " + " " * 200_000)
     assert fair_cpu_s(lambda: (tags(content, name), tags(spaces, name))) < 2
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "/S/GoToR/F({})",
+        "/S/GoToR/F<</FS/URL/F({})>>",
+        "/S/GoToE/F<</UF({})>>",
+        "/S/Thread/F({})",
+        "/S/ImportData/F({})",
+    ],
+)
+def test_a_file_of_an_action_in_a_pdf_document_was_no_address(action: str) -> None:
+    for file, expected in (
+        ("file://evil.example/share/a.exe", True),
+        ("search-ms:query=x", True),
+        ("https://ok.example/a.pdf", False),
+        ("file://files/share/a.exe", False),
+        ("part 2: a.pdf", False),
+    ):
+        found = tags(_linked_pdf("", action.format(file)), "a.pdf")
+        assert ("pdf:launch" in found) == expected, file
+
+
+def test_the_base_of_the_addresses_in_a_pdf_document_was_ignored() -> None:
+    link = "/S/URI/URI(a.exe)"
+    assert "pdf:launch" in tags(_linked_pdf("/URI<</Base(file://evil.example/share/)>>", link), "a.pdf")
+    assert not {"pdf:launch", "mime:executable"} & tags(_linked_pdf("/URI<</Base(http://ok.com)>>", link), "a.pdf")
+    assert "mime:executable" not in tags(_linked_pdf("/URI<</Base(ok.com)>>", link), "a.pdf")
+
+
+def _linked_pdf(catalog: str, action: str) -> bytes:
+    annotation = f"2 0 obj<</Subtype/Link/A<<{action}>>>>endobj"
+    return f"%PDF-1.7\n1 0 obj<</Type/Catalog{catalog}>>endobj\n{annotation}\ntrailer<</Root 1 0 R>>\n".encode()
 
 
 def test_many_filters_of_one_stream_took_a_minute() -> None:

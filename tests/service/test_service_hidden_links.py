@@ -10,7 +10,7 @@ import pytest
 from bridge.mime import words
 from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
-from tests.processor_time import is_linear
+from tests.processor_time import fair_cpu_s, is_linear
 from tests.service.service_kit import attached, mail, zipped
 from tests.service.test_service_document_attacks import score
 from tests.service.test_service_documents import ole, tags
@@ -337,3 +337,29 @@ def test_an_archive_behind_a_picture_was_not_noticed(mark: bytes, name: str) -> 
 @pytest.mark.parametrize("extension", ["terminal", "inetloc", "vncloc", "saver", "wsb", "xpi", "oxt", "a3x", "odc"])
 def test_more_extensions_run_programs(extension: str) -> None:
     assert "mime:executable" in tags(b"\x01\x02\xff binary", f"a.{extension}")
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        ('<meta http-equiv=refresh content="0 search-ms:query=x">', True),
+        ("<meta http-equiv=refresh content=' 0.5 file://evil.example/share/a.exe'>", True),
+        ('<base href="file://evil.example/share/"><a href="a.exe">x</a>', True),
+        (r"<base target=_blank href = \\evil.example@80\share\><a href=a.hta>x</a>", True),
+        ('<base target="x>y" href="file://evil.example/share/">', True),
+        (f"<base {'x ' * 300}href='file://evil.example/share/'>", True),
+        ('<h:base href="file://evil.example/share/"/>', True),
+        ('<base href="file:///C:/mail/"><a href="a.exe">x</a>', False),
+        ('<base href="https://ok.example/"><a href="file://ok.example/share/a.pdf">x</a>', False),
+        (r'<base href="file://files/share/"> \\evil.example', False),
+        ('<base href="https://ok.example/"> file://evil.example', False),
+    ],
+)
+def test_a_base_or_a_space_hid_a_link_that_starts_a_program(page: str, expected: bool) -> None:
+    assert ("url:starts-program" in inspect(text(page.encode(), "text/html"), Limits()).tags) == expected
+
+
+@pytest.mark.parametrize("piece", ["<base ", '<base x="9', '<base href="file://a{}.example/">', "='file:<base '"])
+def test_many_bases_take_linear_time(piece: str) -> None:
+    page = f"file:{''.join(map(piece.format, range(20_000)))}".encode()
+    assert fair_cpu_s(lambda: inspect(text(page, "text/html"), Limits())) < 2

@@ -241,15 +241,28 @@ class Links:
         text = without_breaks(text)
         starts = any(scheme in text for scheme in _STARTING) and _STARTS.search(text) is not None
         if not starts and any(path in text for path in _PATHS):
-            starts = any(map(self._is_program, dict.fromkeys(_PATH.findall(text))))
+            has_base = "<base" in text or ":base" in text
+            paths = (self._completed(text, path) if has_base else path[1] for path in _PATH.finditer(text))
+            starts = any(map(self._is_program, dict.fromkeys(paths)))
         if starts:
             self.tags.add("url:starts-program")
 
-    def _is_program(self, path: str) -> bool:
+    def _completed(self, text: str, path: re.Match[str]) -> str:
+        """A path in a page; that of a base with a program in its folder."""
+        self._charge_path()
+        start, end = max(0, path.start() - _TAG), path.start()
+        begin = max(text.rfind("<base", start, end), text.rfind(":base", start, end))
+        is_base = begin >= 0 and _BASE.fullmatch(text, begin, end) is not None
+        return path[1] + _ANY_PROGRAM if is_base else path[1]
+
+    def _charge_path(self) -> None:
         if self._characters_left is None:
             self._charge(_PATH_WORK)
         else:
             self._add_marks(1)
+
+    def _is_program(self, path: str) -> bool:
+        self._charge_path()
         return starts_program(path) or (is_remote(path) and _MONIKER.search(path) is not None)
 
     def _add(self, raw: str) -> None:
@@ -320,7 +333,10 @@ class Links:
 _SEARCHED = re.compile(r"location(?::|%3a)(?:file(?::|%3a))?(?:%5c|%2f|[\\/]){2,9}+([^\s\\/%\"'<>&?#]{1,300}+)")
 # Links that start a program of Windows, in an attribute or a script; a text that only mentions them is none. Browsers
 # ignore spaces and control characters before them. `search:` is also a word of ordinary pages.
-_OPENING = r"(?:=[\s\x00-\x1f]{0,99}+[\"'`]?|\([\s\x00-\x1f]{0,99}+[\"'`]|[\"'][\s\d.]{0,99}+[;,])[\s\x00-\x1f]{0,99}+"
+_OPENING = (
+    r"(?:=[\s\x00-\x1f]{0,99}+[\"'`]?|\([\s\x00-\x1f]{0,99}+[\"'`]|[\"'][\s\d.]{0,99}+[;,]|[\"']\s{0,99}+[\d.]{1,99}+\s)"
+    r"[\s\x00-\x1f]{0,99}+"
+)
 _STARTS = re.compile(
     rf"{_OPENING}(?:(?:{'|'.join(sorted(STARTING - {'search'}))}):|search:(?=(?:query|crumb|displayname|subquery)=))"
 )
@@ -329,6 +345,8 @@ _STARTING = tuple(
 )  # a quick test; `search:` is a part of that
 _PATHS = ("file:", "\\\\")
 _PATH = re.compile(rf"{_OPENING}((?:file:|\\\\)[^\"'`<>]{{1,400}}+)")
+_BASE = re.compile(r"[<:]base(?:[\s/](?:[^>\"']++|\"[^\"]*+\"|'[^']*+')*+)?")  # up to the "=" of an attribute
+_ANY_PROGRAM = "/a.exe"  # a page with such a base may have a link to one, without its folder
 _PATH_WORK = 30_000  # for each
 _MONIKER = re.compile(r"\.[a-z]{1,5}!\w")  # `file:///\\host\a.rtf!x`: Outlook did not ask (CVE-2024-21413)
 _DATA = re.compile(r"d[\t\r\n]*+a[\t\r\n]*+t[\t\r\n]*+a[\t\r\n]*+:")  # in lower case

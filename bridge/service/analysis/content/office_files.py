@@ -69,7 +69,10 @@ _FIELD = re.compile(
 _INSTRUCTION = r"(?:\w{1,20}:)?instr"
 _FIELD_MARKS = ("instrText", "fldSimple")
 # Links that are no relations: of shapes in Word, and of Visio.
-_TARGET = re.compile(r"(?:href|Address[\"']\s++V)\s*+=\s*+[\"']([^\"'<>]++)")
+_TARGET = re.compile(
+    r"(?:href|Address[\"']\s++V)\s*+=\s*+[\"']([^\"'<>]++)"
+    r"|<(?:[^\s<>/:]*+:)?Address(?:\s[^<>]*+)?>(?:\s*+<!\[CDATA\[)?([^<>]++)"
+)
 _TARGET_MARKS = ("href", "Address")
 _RUN = "ppaction://program"
 _SHEET_LINK = re.compile(r"<(?:[^\s<>/:]*+:)?ddeLink\s([^<>]*+)")
@@ -358,7 +361,9 @@ def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[
     if _PROGID.search(text.lower()):
         tags.add(EQUATION)
     tags.update(_tags_of_actions(found, fields, budget))
-    targets = [unescaped(match[1]) for match in _found(_TARGET, _TARGET_MARKS, text, budget)]
+    targets = [
+        unescaped(match[1] or match[2].removesuffix("]]")) for match in _found(_TARGET, _TARGET_MARKS, text, budget)
+    ]
     budget.take_work(_FIELD_WORK * sum(map(len, targets)) + _TEXT_WORK * sum(map(len, sheet.formulas)))
     if office_attacks.any_starts_program((*targets, *excel_files.texts_in_formulas(sheet.formulas)), budget):
         tags.add(office_attacks.LAUNCH)

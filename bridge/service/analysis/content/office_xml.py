@@ -21,6 +21,7 @@ _NAMES = b"(?=[FRbdfim])(?:Relationship|(?:instr|delInstr)Text|fldSimple|ddeLink
     b"bin(?:Data|aryData|ary-data)|ForeignData"
 )
 _ELEMENTS = tuple(re.compile(mark + _NAMES) for mark in (b"<", b":", b";"))  # with a prefix; after `&#60;` in an entity
+_DRAWING = b"VisioDocument"  # the first element of a drawing of Visio 2003
 _SHEET_MARK = b"sheetData"  # a sheet of Excel, wherever it is: its formulas are read without a parser
 _FORM_MARKS = (b"chunk", b"xdp")  # both: a form of Acrobat, with a PDF document in it
 _FIELDS = frozenset({"instrText", "delInstrText"})
@@ -81,7 +82,7 @@ def is_likely(content: bytes) -> bool:
     if first < 0 or (first >= _START and content[:first].translate(None, _BLANK)):
         return False
     text = content.translate(None, b"\0") if b"\0" in content[:_START] else content
-    return _SHEET_MARK in text or _has_element(text)
+    return _SHEET_MARK in text or _DRAWING in text[: 2 * _START] or _has_element(text)
 
 
 def may_have_facts(content: bytes) -> bool:

@@ -46,7 +46,7 @@ _QPDF_LIMITS = {
 _ENDING = re.compile(rb"startxref[\s\0]++\d|trailer[\s\0]*+<<|%%EOF")
 # Files for any system: viewers take what there is.
 _ATTACHED, _SCRIPT, _FORM = frozenset({b"F", b"UF", b"DOS", b"Mac", b"Unix"}), frozenset({b"JS"}), frozenset({b"XFA"})
-_KEY = re.compile(rb"/(URI|URL|UF|F|DOS|Mac|Unix|JS|XFA)(?=[\s\0%(<\[])")
+_KEY = re.compile(rb"/(URI|URL|Base|UF|F|DOS|Mac|Unix|JS|XFA)(?=[\s\0%(<\[])")
 _KEY_WORK = 250
 _PARENTHESES = re.compile(rb"\(++")
 _FORM_SCRIPT = re.compile(rb"<(?:script|[^\s<>/:]++:script)([^<]*+)", re.IGNORECASE)
@@ -59,6 +59,7 @@ _PARENTHESES_WORK = 60  # for each byte of one
 _PARENTHESIS = re.compile(rb"\\.|[()]", re.DOTALL)
 _ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|(\r\n|[\r\n])|(.))", re.DOTALL)
 _ADDRESS = re.compile(r"\s{0,20}(?:[a-z][a-z0-9+.-]{1,30}:[/\\]|www\.)", re.IGNORECASE)
+_SCHEME = re.compile(r"\s{0,20}[a-zA-Z][a-zA-Z0-9+.-]{1,30}:")
 _OBJECTS = re.compile(rb"/(?:ObjStm|First)(?![A-Za-z0-9])")
 _PAIR = re.compile(rb"[\s\0]*+[+\-]?\d++[\s\0]++[+\-]?\d")
 _FILE_TYPE = re.compile(rb"/EmbeddedFile(?!s)")
@@ -222,13 +223,15 @@ def _summary(texts: list[_Text], budget: Budget) -> Member:
     for text in texts:
         for key, value in _strings(text, budget):
             budget.take_work(_FOUND_WORK)
-            if key in ("URI", "URL"):
+            if key in ("URI", "URL") or (key and _SCHEME.match(value)):  # a file may be given as an address
                 addresses[value] = None
+            if key == "Base":  # of addresses without a folder
+                addresses[f"{value}/a.exe"] = None
             if key in ("URI", "URL") or _ADDRESS.match(value):
                 links[link_of(value)] = None
             elif "://" in value:  # in a script
                 links[value] = None
-            elif key and "." in value:
+            elif key and key != "Base" and "." in value:
                 names[value[-255:]] = None
     if office_attacks.any_starts_program(addresses, budget):
         tags.add("pdf:launch")
