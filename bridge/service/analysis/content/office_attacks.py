@@ -17,6 +17,7 @@ from bridge.service.analysis.content.unpacking import Budget
 from bridge.service.detection.domains import is_internal
 
 DDE, DDE_LINK, LAUNCH = "office:dde", "office:dde-link", "office:launch"
+REMOTE, EXPLOIT = "office:remote-object", "office:exploit"
 # What may precede an address, and other names of the web: WebDAV is loaded in the same way.
 _WRAPPERS = re.compile(r"(?:mhtml:|ms-[a-z]{1,20}:(?:ofe\|u\|)?|url:)*")
 _WEB = re.compile(r"^webdavs?:")
@@ -97,6 +98,12 @@ def is_remote(target: str) -> bool:
 
 def _plain(target: str) -> str:
     return link_address.without_breaks(unquote(target)).strip().lower()
+
+
+def is_remote_sound(path: str) -> bool:
+    """Whether Outlook sent the reader's password hash to a server, to load the sound of a reminder (CVE-2023-23397)."""
+    text = path[:_LONGEST_PATH].strip("\0 ")
+    return text.startswith(("\\\\", "//")) and is_remote(text)
 
 
 def is_script_object(target: str) -> bool:

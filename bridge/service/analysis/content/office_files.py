@@ -33,6 +33,7 @@ from bridge.service.analysis.content import (
 from bridge.service.analysis.content.decompression import Inflater, inflated, is_zlib
 from bridge.service.analysis.content.decompression import decode as decode_stream
 from bridge.service.analysis.content.excel_files import MACRO
+from bridge.service.analysis.content.office_attacks import EXPLOIT, REMOTE
 from bridge.service.analysis.content.office_xml import Relation
 from bridge.service.analysis.content.ole_files import MAGIC, Entry, entries
 from bridge.service.analysis.content.onenote_files import EMBEDDED
@@ -40,8 +41,8 @@ from bridge.service.analysis.content.pdf_files import ENCRYPTED, NOT_READ
 from bridge.service.analysis.content.rtf_files import Embedded, embedded, is_rtf, read_rtf
 from bridge.service.analysis.content.unpacking import UNOPENED, Budget, Member
 
-TEMPLATE, REMOTE = "office:remote-template", "office:remote-object"
-EQUATION, EXPLOIT = "office:equation", "office:exploit"
+TEMPLATE = "office:remote-template"
+EQUATION = "office:equation"
 _EQUATION_CLASS = bytes.fromhex("02ce020000000000c000000000000046")
 _EQUATION_NAMES = ("equation.2", "equation.3")
 _URL_MONIKER = bytes.fromhex("e0c9ea79f9bace118c8200aa004ba90b")
@@ -90,6 +91,10 @@ _FILE_STREAMS = ("package", "contents", "embeddedodf", "\x01ole10native")
 _MAIL_NAME = tuple(f"__substg1.0_{number}" for number in ("3707", "3704", "370d", "3708", "370c"))
 _MAIL_FILE, _MAIL_PAGE, _MAIL_RTF = "__substg1.0_3701", "__substg1.0_1013", "__substg1.0_1009"
 _EIGHT_BIT = "001e"
+# Properties with numbers of their own, and the stream that says which of them is the sound of a reminder.
+_MAIL_OTHER = re.compile(r"__substg1\.0_[89a-f][0-9a-f]{3}001[ef]")
+_SHARES = (b"\\\\", b"\\\0", b"//", b"/\0")
+_MAIL_NUMBERS, _SOUND = "__substg1.0_00030102", b"\x1f\x85\0\0"  # PidLidReminderFileParameter
 
 
 def is_office(content: bytes, names: Collection[str]) -> bool:
@@ -154,6 +159,7 @@ def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
     classes: set[bytes] = set()
     names: set[str] = set()
     encrypted: dict[str, bytes] = {}
+    has_sound, sounds = False, set()
     project = vba.Project(content, budget)
     for entry in entries(content, budget):
         name = entry.name.lower()
@@ -167,6 +173,11 @@ def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
             budget.take_work(_SHORT_WORK * len(entry.content))
             codec = "latin-1" if name.endswith(_EIGHT_BIT) else "utf-16-le"
             mail_names[entry.content.decode(codec, "replace").rstrip("\0")[-255:]] = None
+        elif name == _MAIL_NUMBERS:
+            has_sound |= _SOUND in entry.content
+        elif _MAIL_OTHER.fullmatch(name) and entry.content[:2] in _SHARES:
+            budget.take_work(_ADDRESS_WORK + _FIELD_WORK * min(len(entry.content), _LONGEST_ADDRESS))
+            sounds.add(entry.content[:_LONGEST_ADDRESS].replace(b"\0", b"").decode("latin-1"))
         if tags := tuple(filter(None, _stream_tags(name, entry.content, budget))):
             yield Member((), None, tags=tags)
         for source, tags in project.sources(name, entry.content):
@@ -176,6 +187,8 @@ def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
     found = [UNOPENED] if not names else [MACRO, NOT_READ] if project.is_unread else []
     if "encryptedpackage" in encrypted:
         yield _opened(encrypted.get("encryptioninfo", b""), encrypted["encryptedpackage"], budget)
+    if has_sound and any(map(office_attacks.is_remote_sound, sounds)):
+        found.append(EXPLOIT)
     if _EQUATION_CLASS in classes:
         found.append(EQUATION)
         if "\x01ole10native" in names and "equation native" not in names:  # what no equation editor writes

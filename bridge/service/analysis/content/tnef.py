@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from bridge.service.analysis.content import compressed_rtf
+from bridge.service.analysis.content.office_attacks import EXPLOIT, is_remote_sound
 from bridge.service.analysis.content.unpacking import BadArchive, Budget, Member
 
 MAGIC = b"\x78\x9f\x3e\x22"
@@ -32,6 +33,8 @@ _MULTIPLE, _FIRST_NAMED = 0x1000, 0x8000
 _VALUE_COST = 1024  # work for each attribute, property and value, however short
 _RTF_COST = 100  # work for each byte of compressed text
 _INTERFACE = 16  # bytes for the type before an object's content
+_SOUND = re.compile(rb"\x1f\x85\0\0\x01\0\0\0(.{4})", re.DOTALL)  # of a reminder (PidLidReminderFileParameter)
+_LONGEST_PATH, _PATH_WORK = 2048, 80_000  # bytes; for each
 _LIKELY = re.compile(rb"[\x1e\x1f]\0[\x04\x07]\x37|(?:\x02\x01|\x0d\0)\x01\x37")  # a name or the data of an attachment
 
 
@@ -52,12 +55,21 @@ def tnef_members(content: bytes, _names: Collection[str], budget: Budget) -> Ite
             yield from _members(content, attachment, budget)
             # Where only some programs see a new attachment, the names may belong to what follows too.
             attachment = _Attachment() if kind == _NEW_ATTACHMENT else _Attachment(attachment.names)
+        if kind & 0xFFFF in _PROPERTIES and any(map(is_remote_sound, _sounds(content, start, end, budget))):
+            yield Member((), None, tags=(EXPLOIT,))
         is_broken |= end > len(content)
         is_broken |= not _read_attribute(attachment, kind & 0xFFFF, content, start, min(end, len(content)), budget)
         at = end + 2
     yield from _members(content, attachment, budget)
     if is_broken:
         raise BadArchive
+
+
+def _sounds(content: bytes, start: int, end: int, budget: Budget) -> Iterator[str]:
+    for match in _SOUND.finditer(content, start, end):
+        budget.take_work(_PATH_WORK)
+        length = min(_NUMBER.unpack(match[1])[0], _LONGEST_PATH)
+        yield content[match.end() : match.end() + length].replace(b"\0", b"").decode("latin-1")
 
 
 def _members(content: bytes, attachment: _Attachment, budget: Budget) -> Iterator[Member]:
