@@ -24,7 +24,7 @@ from bridge.console.sign_in_attempts import MAX_PER_USER, Attempts
 from bridge.console.users import Proven, UserMistake, Users
 from bridge.quarantine.purge_guard import ClockInDoubt, PurgeGuard
 from bridge.runtime.database import Database
-from tests.long_cases import by_turns
+from tests.long_cases import by_turns, few
 from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
 from tests.quarantine.small_disk import small_disk
 
@@ -41,6 +41,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ConsoleSto
     made.close()
 
 
+@pytest.mark.parametrize("store", few(["sqlite", "postgresql"], 1), indirect=True)
 def test_users_come_and_go(store: ConsoleStore) -> None:
     """A hash is stored, never the password."""
     users = Users(store)

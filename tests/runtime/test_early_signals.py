@@ -18,6 +18,7 @@ import uvloop
 from bridge.runtime.early_signals import EarlySignals
 from bridge.testing import eventually, free_port, until
 from tests.daemon.process_kit import environment, get, parts, write_config
+from tests.long_cases import few
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[[Coroutine[None, None, None]], None]
@@ -44,7 +45,7 @@ def served(directory: Path, words: list[str]) -> Iterator[tuple[subprocess.Popen
             process.wait()
 
 
-@pytest.mark.parametrize("words", [CONSOLE, DIGESTS], ids=["console", "digests"])
+@pytest.mark.parametrize("words", few([CONSOLE, DIGESTS], 1), ids=["console", "digests"])
 def test_sighup_ended_the_processes_that_serve_pages(tmp_path: Path, words: list[str]) -> None:
     """During the start and later. To systemd, that is an ordinary end, so nobody started them again."""
     with served(tmp_path, words) as (process, log, port):

@@ -170,12 +170,14 @@ def test_node(targets: dict[str, Target]) -> None:
     assert run(targets, "node", "client.mjs", *urls(targets)) == LINES * 4
 
 
+@pytest.mark.long
 def test_java(targets: dict[str, Target]) -> None:
     """HttpClient, which asks for HTTP/2 or does not; with a length, in chunks, and waiting for 100 Continue."""
     need("javac")
     assert run(targets, "java", "-Xshare:auto", "-XX:TieredStopAtLevel=1", "Client.java", *urls(targets)) == LINES * 12
 
 
+@pytest.mark.long
 def test_go(targets: dict[str, Target], tmp_path: Path) -> None:
     """net/http, with a length, in chunks, and waiting for 100 Continue."""
     need("go")
