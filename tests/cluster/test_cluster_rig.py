@@ -17,9 +17,10 @@ from tests.requirements import need
 _MANY = [("killed", "worker"), ("killed", "bridge"), ("killed", "postgresql"), ("filled", "api"), ("filled", "worker")]
 
 
-@pytest.mark.parametrize(
-    "troubles", [[("killed", "bridge")], pytest.param(_MANY, marks=pytest.mark.long)], ids=["one", "many"]
-)
+# `make test` has a test for each of these failures, with only the servers that it needs: test_postgresql_failover.py,
+# test_service_failover.py and tests/faults/test_restart_under_load.py.
+@pytest.mark.long
+@pytest.mark.parametrize("troubles", [[("killed", "bridge")], _MANY], ids=["one", "many"])
 def test_a_small_cluster_loses_no_mail_when_its_nodes_fail(troubles: list[tuple[str, str]]) -> None:
     """Each accepted mail arrives, no mail is released twice, and each has its row in the history."""
     need("postfix", "haproxy", "initdb", "mount", "setpriv", root=True)
