@@ -148,7 +148,7 @@ def test_csv_output_can_be_read_back(entries):
 
 @pytest.mark.parametrize("comment", ["=1+1", "x;@SUM(A1)", "'=1", " \t-1", 'a, "b";\'+1', "it's; '90"])
 def test_a_comment_was_a_formula_in_a_spreadsheet(comment):
-    """Whoever may add to one tenant's lists writes comments; an operator opens the file. It can still be read back."""
+    """Anyone who may add to one tenant's lists writes comments, and an operator opens the file. It can be read back."""
     text = show([ListEntry("a@x.org", comment)], Format.CSV)
     cell = next(csv.reader([text]))[1]
     assert not re.search(r"""(^|;)[\s"]*[=+@-]""", cell)
