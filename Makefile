@@ -9,8 +9,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 RUN_READY := $(VENV)/.run-ready
 DEV_READY := $(VENV)/.dev-ready
-# Two more than the number of processors, because many tests spend time waiting.
-TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 2)))
+# Three more than the number of processors, because many tests spend time waiting.
+TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 3)))
 
 PACKAGE_EXTRAS := all
 AUDIT_OPTIONS := --strict
