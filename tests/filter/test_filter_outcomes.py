@@ -352,7 +352,8 @@ def test_a_client_that_goes_away_frees_its_slot(bridge: RunningBridge) -> None:
         client.close()
         until(lambda: lines, "the line of the cancelled mail")
     assert lines[0]["action"] == "cancelled"
-    assert bridge.daemon.admission.in_processing == 0 and bridge.daemon.spool.in_use == 0
+    assert bridge.daemon.admission.in_processing == 0
+    until(lambda: bridge.daemon.spool.in_use == 0, "the content of the mail to be released, just after its line")
     assert bridge.daemon.scanner.in_flight == 0
     gate.open()
     assert not relayed(bridge)
