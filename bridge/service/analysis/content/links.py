@@ -340,9 +340,8 @@ _OPENING = (
 _STARTS = re.compile(
     rf"{_OPENING}(?:(?:{'|'.join(sorted(STARTING - {'search'}))}):|search:(?=(?:query|crumb|displayname|subquery)=))"
 )
-_STARTING = tuple(
-    f"{scheme}:" for scheme in sorted(STARTING - {"ms-search"})
-)  # a quick test; `search:` is a part of that
+# A quick test: `search:` is also found in `ms-search:`.
+_STARTING = tuple(f"{scheme}:" for scheme in sorted(STARTING - {"ms-search"}))
 _PATHS = ("file:", "\\\\")
 _PATH = re.compile(rf"{_OPENING}((?:file:|\\\\)[^\"'`<>]{{1,400}}+)")
 _BASE = re.compile(r"[<:]base(?:[\s/](?:[^>\"']++|\"[^\"]*+\"|'[^']*+')*+)?")  # up to the "=" of an attribute
