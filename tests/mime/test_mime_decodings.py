@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from bridge.mime import encodings, readings
-from bridge.service.analysis.file_inspection import EICAR
 from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.inspection_state import EICAR
 from bridge.service.analysis.limits import Limits
 from tests.mime import ours
 from tests.mime.encodings import lines_of

@@ -10,7 +10,7 @@ import pytest
 
 from bridge.api.scanning import Decision
 from bridge.errors import ScanError
-from bridge.service.analysis.file_inspection import GTUBE
+from bridge.service.analysis.inspection_state import GTUBE
 from tests.scanner.fault_server import Call, answer, faults, result, scanner_of, submit
 from tests.service.service_kit import mail, service
 

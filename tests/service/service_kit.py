@@ -24,7 +24,7 @@ from typing import Any
 
 from bridge.mail.spool import SpoolDisk
 from bridge.runtime import yaml_file
-from bridge.service.analysis.file_inspection import EICAR, GTUBE  # noqa: F401 (for the tests)
+from bridge.service.analysis.inspection_state import EICAR, GTUBE  # noqa: F401 (for the tests)
 from bridge.service.keys import KeyRing
 from bridge.service.server import ServiceServer
 from bridge.service.settings import ServiceConfig, Timings

@@ -17,7 +17,8 @@ from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import Part, TooMuch, is_message
 from bridge.service.analysis.content import archives, documents, file_types, recognition, smime
 from bridge.service.analysis.content.links import NeedsProcess
-from bridge.service.analysis.file_inspection import FileInspector, See
+from bridge.service.analysis.file_inspection import FileInspector
+from bridge.service.analysis.inspection_state import See
 from bridge.service.analysis.limits import Limits
 
 MAX_CHARSETS = 8  # that write ASCII differently, or switch to other characters: with more, TooMuch
@@ -133,7 +134,7 @@ class AmbiguityInspector(FileInspector):
         if not self.limits.archives:
             raise NeedsProcess
         if archives.kind_of(content):
-            self.archives.append(content)  # what is found next is in it
+            self.damaged_archives.add_whole(content)  # what is found next is in it
         if ambiguity.has_only_files(content, 0, len(content), is_quoted=False) or _is_only_binary(content):
             self.doubt(doubts)
             self.files_in_text(content, (), nesting)
@@ -153,8 +154,7 @@ class AmbiguityInspector(FileInspector):
     def guessed_file(self, content: bytes, nesting: int) -> None:
         """Inspect it like an attachment with these bytes, unless it is one: then that was done already."""
         if len(content) in self.sizes and hashlib.sha256(content).hexdigest() in self.found.digests:
-            if content in self.damaged:
-                self.found_damaged(content)
+            self.damaged_archives.find_again(content, is_in_text=self.is_in_text)
             return
         if recognition.is_signed(content, ()):
             self.signed(content, (), nesting)

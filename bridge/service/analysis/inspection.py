@@ -1,7 +1,8 @@
 """Inspection: everything that the bytes of a mail alone reveal.
 
 This file reads the mail: its header, its parts and its texts. `ambiguous_mail` has the ways in which programs may read
-an ambiguous one, and `file_inspection` opens the files in it.
+an ambiguous one, `file_inspection` opens the files in it, and `wrapped_files` those in calendars, signed data and the
+like.
 
 Pure and synchronous, so that it can run in the event loop (small mail without archives) or in a separate process
 (everything else). It trusts nothing and is bounded everywhere: if a bound is reached, the result names it in `limits`,
@@ -44,10 +45,11 @@ from bridge.service.analysis.content.text_windows import (
     windows,
 )
 from bridge.service.analysis.content.web_documents import is_web_document
-from bridge.service.analysis.file_inspection import SHOWN_TEXT, See
 from bridge.service.analysis.findings import Inspection
+from bridge.service.analysis.inspection_state import See
 from bridge.service.analysis.limits import Limits
 from bridge.service.analysis.parts import Collector, MailParts
+from bridge.service.analysis.wrapped_files import SHOWN_TEXT
 from bridge.service.detection import phishing
 
 MAX_SENDERS = 200  # with more, TooMuch
@@ -78,7 +80,7 @@ def inspect(data: Buffer, limits: Limits, see: See | None = None) -> Inspection:
     try:
         inspector.signatures(data)
         inspector.mail(data, 0)
-        inspector.judge_damage()
+        inspector.damaged_archives.judge(inspector.found.tags)
     except TooMuch as exc:
         if not limits.archives:
             raise NeedsProcess from None
@@ -221,7 +223,7 @@ class _MailInspector(AmbiguityInspector):
         self.reading.take_text(raw)
         if base64_text.has_equal_lines(raw):
             forms = *encodings.readings(raw), *encodings.readings(raw[: raw.rstrip().rfind(b"\n") + 1])
-            self.line_forms += [form[:-4] for form in forms if form.startswith(content[:8])]
+            self.damaged_archives.add_line_forms(form[:-4] for form in forms if form.startswith(content[:8]))
 
     def is_file(self, data: Buffer, start: int, end: int, part: Part, nesting: int) -> bool:
         """Whether an unnamed page may be offered as a file: due to its disposition, or because it is not the first.
