@@ -13,19 +13,27 @@ NATS' confirmation of the job held its client up for eight seconds. Here such a 
 
 If the library's `close` fails or is cancelled, or has begun because the connection was lost, the tasks of the
 subscriptions and the socket remain. This `close` always ends them.
+
+If a server no longer answers (it is frozen, or the network is cut), the library notices, but then sends the rest and
+waits until the server has closed its side: 30 s with TLS, and much longer if anything could not be sent. Only then
+does it report that the connection has ended. This client drops a lost connection at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.transport import TcpTransport
 from nats.errors import Error, NoServersError
 
 T = TypeVar("T")
+
+CLOSE_S = 2.0  # for the server to take what has not been sent, and to close its side
 
 
 async def cancellable(waiting: Awaitable[T]) -> T:
@@ -53,13 +61,25 @@ class NatsClient(Client):
     async def close(self) -> None:
         tasks = [sub._wait_for_msgs_task for sub in self._subs.values()]
         try:
-            await super().close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await super().close()
         finally:
             for task in tasks:
                 if task is not None and task is not asyncio.current_task():
                     task.cancel()
-            if self._transport is not None:
-                self._transport.close()  # type: ignore[no-untyped-call]
+            self._drop()
+
+    async def _process_op_err(self, e: Exception) -> None:
+        """The connection is lost."""
+        self._drop()
+        await super()._process_op_err(e)
+
+    def _drop(self) -> None:
+        """Close the socket at once, with what has not been sent."""
+        self._pending, self._pending_data_size = [], 0
+        if isinstance(self._transport, TcpTransport) and self._transport._bare_io_writer is not None:
+            self._transport._bare_io_writer.transport.abort()  # TLS is above this one, and ends with it
 
     async def _select_next_server(self) -> None:
         if self.options["allow_reconnect"]:
