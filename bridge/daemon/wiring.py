@@ -31,8 +31,8 @@ from bridge.filter.admission import AdmissionSettings
 from bridge.filter.headers import HeaderEditor
 from bridge.filter.late.decisions import LateDecisions, LateScanEnd, LateSettings
 from bridge.filter.late.store import LateStore, MemoryStore, SqlStore
-from bridge.filter.pipeline import FilterSettings
 from bridge.filter.policy import Case, Policy, Rule
+from bridge.filter.settings import FilterSettings
 from bridge.history.recorder import Recorder, RecorderSettings
 from bridge.history.store import HistoryStore
 from bridge.intake.milter.context import MilterSettings

@@ -35,7 +35,7 @@ class PersonalSplit:
     """For one listener."""
 
     def __init__(self, personal: PersonalLists, actions: Actions, tell: Callable[[Record], None]) -> None:
-        self.concern, self.may_miss = personal.concern, personal.may_miss
+        self.concern = personal.concern
         self._personal = personal
         self._actions = actions
         self._tell = tell

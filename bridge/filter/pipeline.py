@@ -1,18 +1,18 @@
 """Pipeline: the path of every mail through the bridge, from the complete content to the reply.
 
-Every intake builds a transaction, calls `process` and passes the outcome to its client. The steps are
-those of docs/understand/flow.md: check the header, find the tenant, check the lists, use a late decision or scan
-in a slot, apply the policy, carry out the action, report. Only here do errors become actions. If this
-is wrong, a client receives 250 for a mail that is neither delivered nor stored.
+Every intake builds a transaction, calls `process` and passes the outcome to its client. The steps are those of
+docs/understand/flow.md: check the header, find the tenant, check the lists, use a late decision or scan in a slot,
+apply the policy, carry out the action, report. What a mail is refused for before it is complete is in `early_refusals`.
+Only here do errors become actions. If this is wrong, a client receives 250 for a mail that is neither delivered nor
+stored.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
-from time import monotonic
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, assert_never
 
 from bridge.api.scanning import AnalysisResult
@@ -21,7 +21,8 @@ from bridge.filter import rule_names, shadow
 from bridge.filter.actions import Actions
 from bridge.filter.adaptive_limit import AdaptiveLimit
 from bridge.filter.admission import Admission
-from bridge.filter.envelope_lists import NO_COPY, EnvelopeLists
+from bridge.filter.early_refusals import EarlyRefusals
+from bridge.filter.envelope_lists import EnvelopeLists
 from bridge.filter.header_checks import HeaderChecks
 from bridge.filter.headers import HeaderEditor, message_id, subject
 from bridge.filter.late.decisions import LateDecisions, LateStatus
@@ -34,15 +35,11 @@ from bridge.filter.policy import (
     CONTINUES,
     NO_STORAGE,
     TENANTS_CHANGED,
-    TOO_MUCH_MAIL,
-    UNCERTAIN_DOMAIN,
     Case,
     Policy,
-    as_configured,
     case_of_decision,
     case_of_error,
     cause_of,
-    reply_for,
     reply_to_error,
     rule_of_refusal,
     with_id,
@@ -50,16 +47,14 @@ from bridge.filter.policy import (
 from bridge.filter.released import ReleasedMail
 from bridge.filter.scan_request import request_for
 from bridge.filter.scan_slots import Slots
+from bridge.filter.settings import FilterSettings
 from bridge.filter.split_by_tenant import process_split, recipients_by_tenant
 from bridge.mail.action import Action
-from bridge.mail.address import KnownDomains, domain_of, has_certain_domain
-from bridge.mail.envelope import Envelope, Recipient
-from bridge.mail.list_match import ListAction, ListMatch
-from bridge.mail.message import Message, Spool
+from bridge.mail.list_match import ListAction
+from bridge.mail.message import Message
 from bridge.mail.reply import Reply
-from bridge.mail.session import Session
 from bridge.mail.trace_context import Trace
-from bridge.mail.transaction import Transaction, new_id
+from bridge.mail.transaction import Transaction
 from bridge.mime import ambiguity, structure
 from bridge.quarantine.quarantine import Quarantine
 from bridge.quarantine.release_token import Token
@@ -70,32 +65,11 @@ log = logging.getLogger(__name__)
 
 _INLINE_BYTES = 64 * 1024  # reading the structure of a larger mail could keep the event loop from other mail
 
-_MAX_SIZE = 1 << 40  # a client may announce any number, and databases add sizes up in 64 bits
-_NO_CONTENT = Spool(0)  # for the record of a mail that is refused before its content
-
-
-@dataclass(frozen=True, slots=True)
-class FilterSettings:
-    """The configuration of one listener."""
-
-    deadline_s: float
-    policy: Policy
-    tenant_policies: Mapping[str, Policy] = field(default_factory=dict)  # by tenantUid
-    tenant_by_domain: Mapping[str, str] = field(default_factory=dict)
-    default_tenant: str | None = None
-    max_received: int = 99
-    refuse_ambiguous_mime: bool = False
-    keeps_refused: bool = False  # after a queue: a mail whose content we refuse is quarantined, not bounced
-    shadow_percent: float = 0.0  # for this share of the mail, decisions are only logged and counted
-
 
 class Filter:
     """One per listener, with its own policy; scanner, admission, relay and quarantine are shared by all."""
 
-    envelope_lists: EnvelopeLists | None = None  # without lists, the intake need not ask
     is_stopping = False  # the listener closes its connections, whatever they are doing
-    _personal: PersonalSplit | None = None
-    saturation_rule = rule_names.of_policy(Case.SATURATED.value)
 
     def __init__(
         self,
@@ -126,136 +100,19 @@ class Filter:
         self._released_mail = released_mail
         self._late = _late_of(settings.policy, late)
         self._late_of_tenant = {uid: _late_of(policy, late) for uid, policy in settings.tenant_policies.items()}
-        self.envelope_lists = envelope_lists
-        self._rates = rates if settings.shadow_percent < 100 else None
+        self._envelope_lists = envelope_lists
         self._personal = None if personal is None else PersonalSplit(personal, self._actions, self._tell)
-        self._saturation_reply = self._reply_if_full()
-        self.saturation_rule = settings.policy[Case.SATURATED].name
+        self.early = EarlyRefusals(
+            settings, self._slots, self._tell, envelope_lists=envelope_lists, personal=personal, rates=rates
+        )
         self.deadline_s = settings.deadline_s
-        self.refuses = settings.shadow_percent < 100
         self.header_prefix, self.own_results = headers.prefix, headers.own_results
         # The last part of the deadline is reserved for passing the mail on, or for the reply alone.
         self._reserve_s = min(10.0 if relay is not None else 1.0, settings.deadline_s * 0.1)
 
-    # Before the content.
-
-    def closed_at_mail(self) -> Reply | None:
-        """The 451 for MAIL if saturation is already known, else None."""
-        return None if self._slots.is_open_at_mail() else self._saturation_reply
-
-    def closed(self) -> Reply | None:
-        """The same before the content."""
-        return None if self._slots.is_open_before_content() else self._saturation_reply
-
-    def refused_by_rate(self, client: str | None) -> Reply | None:
-        """Counts a mail of this client; the 451 if it has sent too many in the last minute, else None."""
-        if self._rates is None or self._rates.lets_in(client):
-            return None
-        self._slots.note_arrival()
-        return TOO_MUCH_MAIL
-
-    def _reply_if_full(self) -> Reply | None:
-        """The reply to saturation at MAIL; None if the policy would not refuse all mail of this listener."""
-        policies = [self._settings.policy, *self._settings.tenant_policies.values()]
-        if self._settings.shadow_percent >= 100 or any(
-            policy[Case.SATURATED].action is not Action.TEMPFAIL for policy in policies
-        ):
-            return None
-        return reply_for(Case.SATURATED, self._settings.policy[Case.SATURATED], Saturated(""))
-
-    def may_be_another(self, recipient: str, known: KnownDomains) -> bool:
-        """Whether a tenant, a route or a personal entry depends on who this is, and mail servers may disagree about it.
-
-        `known`: the domains of tenants and routes.
-        """
-        if not self.refuses:
-            return False
-        if known and not has_certain_domain(recipient, known):
-            return True
-        return self._personal is not None and self._personal.may_miss(recipient)
-
-    def refused_by_list(self, session: Session, sender: str, recipient: str, known: KnownDomains) -> Reply | None:
-        """The refusal of a recipient at RCPT; None if no list refuses it."""
-        lists = self.envelope_lists
-        if lists is None or self._is_shadow(session, sender):
-            return None
-        if lists.block_recipients and not has_certain_domain(recipient, known, are_all=False):
-            return self.refuse_early(session, sender, recipient, UNCERTAIN_DOMAIN)
-        tenant = self._tenant_of(recipient)
-        found = lists.match_at_rcpt(session, sender, recipient, tenant)
-        if found is not None:
-            return self.refuse_early(session, sender, recipient, lists.refusal, listed=found)
-        return self.refuse_early(session, sender, recipient, NO_COPY) if lists.lacks_copy(tenant) else None
-
-    def refuse_early(
-        self,
-        session: Session,
-        sender: str,
-        recipient: str | None,
-        reply: Reply,
-        size: int = 0,
-        listed: ListMatch | None = None,
-    ) -> Reply:
-        """Log and count a refusal at RCPT, or without a recipient at MAIL. Returns the reply, with our id."""
-        now = monotonic()
-        envelope = Envelope(sender, () if recipient is None else (Recipient(recipient),))
-        tx = Transaction(new_id(), session, envelope, Message(_NO_CONTENT), now, now)
-        answer = as_configured(reply, self._policy_of(envelope))
-        outcome = Outcome(Action.TEMPFAIL if answer.is_temporary else Action.REJECT, with_id(answer, tx.id))
-        record = Record(
-            tx, min(size, _MAX_SIZE), None, outcome, listed=listed, at="mail" if recipient is None else "rcpt"
-        )
-        record.tenant = None if recipient is None else self._tenant_of(recipient)
-        if listed is not None:
-            record.rule = rule_names.of_list(listed.name)
-            record.unchecked = self.envelope_lists.unchecked(record.tenant) if self.envelope_lists is not None else ()
-        else:
-            record.rule = rule_names.WITHOUT_COPY if reply is NO_COPY else rule_of_refusal(reply)
-        self._tell(record)
-        return outcome.reply
-
-    def refuse(self, tx: Transaction, reply: Reply, size: int) -> Outcome:
-        """Refuse a mail during its transfer (too large, not clean SMTP): no scan, but a log line."""
-        answer = as_configured(reply, self._policy_of(tx.envelope))
-        action = Action.TEMPFAIL if answer.is_temporary else Action.REJECT
-        outcome = Outcome(action, with_id(answer, tx.id))
-        tx.message.close()
-        self._tell(Record(tx, size, outcome=outcome, error=cause_of(reply), rule=rule_of_refusal(reply)))
-        return outcome
-
-    def _policy_of(self, envelope: Envelope) -> Policy:
-        """That of the tenant, if all recipients have the same; that of the listener before RCPT."""
-        tenants = {self._tenant_of(address) for address in envelope.addresses}
-        own = self._settings.tenant_policies.get(tenants.pop() or "") if len(tenants) == 1 else None
-        return own or self._settings.policy
-
-    def refuse_content(self, tx: Transaction, reply: Reply) -> Coroutine[Any, Any, Outcome]:
-        """Refuse a complete mail that the intake cannot pass on; after a queue, it is quarantined, for each tenant."""
-        if tx.is_per_recipient and len(parts := recipients_by_tenant(tx, self._tenant_of)) > 1:
-            return self._refuse_split(tx, parts, reply)
-        return self._refuse_content(tx, reply)
-
-    async def _refuse_split(self, tx: Transaction, parts: list[list[int]], reply: Reply) -> Outcome:
-        try:
-            return await process_split(tx, parts, lambda part: self._refuse_content(part, reply, is_part=True))
-        finally:
-            tx.message.close()
-
-    async def _refuse_content(self, tx: Transaction, reply: Reply, is_part: bool = False) -> Outcome:
-        record = Record(tx, tx.message.size, rule=rule_of_refusal(reply))
-        try:
-            record.outcome = await self._refuse(record, reply)
-        finally:
-            self._tell(record)
-            if not is_part:  # other parts still read it
-                tx.message.close()
-        return record.outcome
-
-    # The complete mail.
-
     def process(self, tx: Transaction) -> Coroutine[Any, Any, Outcome]:
         """Run all steps. Raises nothing but CancelledError; closes the message."""
-        if tx.is_per_recipient and len(parts := recipients_by_tenant(tx, self._tenant_of)) > 1:
+        if tx.is_per_recipient and len(parts := recipients_by_tenant(tx, self._settings.tenant_of)) > 1:
             return self._process_split(tx, parts)
         return self._process(tx)
 
@@ -328,13 +185,15 @@ class Filter:
         refusal = self._refusal_before_scan(record, refusal)
         if refusal is not None:
             return await self._refuse(record, refusal)
-        is_shadow = self._is_shadow(tx.session, tx.envelope.sender)
+        is_shadow = shadow.covers(
+            self._settings.shadow_percent, tx.session, tx.envelope.sender, has_lists=self._envelope_lists is not None
+        )
         is_refused = self._settings.refuse_ambiguous_mime and await self._is_ambiguous(record)
         if is_refused and not is_shadow:
             record.error, record.rule = AmbiguousMail(), rule_names.of_ambiguity(tx.session.listener)
             return await self._refuse(record, AMBIGUOUS)
-        if self.envelope_lists is not None:
-            outcome = await self._apply_lists(self.envelope_lists, record, is_shadow)
+        if self._envelope_lists is not None:
+            outcome = await self._apply_lists(self._envelope_lists, record, is_shadow)
             if outcome is not None:
                 return outcome
         policy = self._settings.tenant_policies.get(record.tenant or "", self._settings.policy)
@@ -357,6 +216,28 @@ class Filter:
         elif self._personal is not None and self._personal.concern(tx.envelope):
             return await self._personal.carry_out(record, why, rule, result)
         return await self._actions.carry_out(record, why, rule, result)
+
+    def refuse_content(self, tx: Transaction, reply: Reply) -> Coroutine[Any, Any, Outcome]:
+        """Refuse a complete mail that the intake cannot pass on; after a queue, it is quarantined, for each tenant."""
+        if tx.is_per_recipient and len(parts := recipients_by_tenant(tx, self._settings.tenant_of)) > 1:
+            return self._refuse_split(tx, parts, reply)
+        return self._refuse_content(tx, reply)
+
+    async def _refuse_split(self, tx: Transaction, parts: list[list[int]], reply: Reply) -> Outcome:
+        try:
+            return await process_split(tx, parts, lambda part: self._refuse_content(part, reply, is_part=True))
+        finally:
+            tx.message.close()
+
+    async def _refuse_content(self, tx: Transaction, reply: Reply, is_part: bool = False) -> Outcome:
+        record = Record(tx, tx.message.size, rule=rule_of_refusal(reply))
+        try:
+            record.outcome = await self._refuse(record, reply)
+        finally:
+            self._tell(record)
+            if not is_part:  # other parts still read it
+                tx.message.close()
+        return record.outcome
 
     # The steps.
 
@@ -410,31 +291,22 @@ class Filter:
         if not self._settings.tenant_by_domain:
             record.tenant = self._settings.default_tenant
             return None
-        record.tenant = self._tenant_of(tx.envelope.recipients[0].address)
+        record.tenant = self._settings.tenant_of(tx.envelope.recipients[0].address)
         if self._has_other_tenants(tx, record.tenant):
             record.tenant, record.rule = None, rule_names.RELOADED  # no tenant may see the others' recipients
             return TENANTS_CHANGED
         return None
 
-    def _tenant_of(self, address: str) -> str | None:
-        if not self._settings.tenant_by_domain:
-            return self._settings.default_tenant
-        return self._settings.tenant_by_domain.get(domain_of(address), self._settings.default_tenant)
-
     def _has_other_tenants(self, tx: Transaction, tenant: str | None) -> bool:
         """The intake keeps tenants apart at RCPT, but a reload may have changed them since."""
-        return any(self._tenant_of(address) != tenant for address in tx.envelope.addresses[1:])
-
-    def _is_shadow(self, session: Session, sender: str) -> bool:
-        percent = self._settings.shadow_percent
-        return percent > 0 and shadow.covers(percent, session, sender, has_lists=self.envelope_lists is not None)
+        return any(self._settings.tenant_of(address) != tenant for address in tx.envelope.addresses[1:])
 
     async def _apply_lists(self, lists: EnvelopeLists, record: Record, is_shadow: bool) -> Outcome | None:
         """The outcome of a mail that a list refuses or exempts from scanning; None if it is to be scanned."""
         tx = record.tx
         record.unchecked = lists.unchecked(record.tenant)
         if is_shadow:
-            found = lists.match_in_shadow(tx.session, tx.envelope, record.tenant, self._tenant_of)
+            found = lists.match_in_shadow(tx.session, tx.envelope, record.tenant, self._settings.tenant_of)
         else:
             found = lists.match_mail(tx.session, tx.envelope.sender, record.tenant)
         record.listed = found

@@ -130,7 +130,7 @@ def test_the_adaptive_limit_refuses_mail(tmp_path: Path) -> None:
         for _ in range(10):
             bridge.daemon.admission.enter()
         try:
-            assert bridge.daemon.servers[0]._filter.closed() is not None
+            assert bridge.daemon.servers[0]._filter.early.closed_before_content() is not None
         finally:
             for _ in range(10):
                 bridge.daemon.admission.leave()

@@ -369,16 +369,16 @@ def test_internal_error_is_451_and_reveals_nothing(
 def test_internal_error_in_a_command_is_451(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The command fails, the open transaction is reset, the next command works."""
     with running_bridge(tmp_path) as bridge, bridge.client() as client:
-        filter_ = bridge.daemon.servers[0]._filter  # type: ignore[union-attr]
-        closed = filter_.closed_at_mail
+        early = bridge.daemon.servers[0]._filter.early  # type: ignore[union-attr]
+        closed = early.closed_at_mail
 
         def broken() -> None:
             raise ConnectionRefusedError("internal detail")
 
-        filter_.closed_at_mail = broken  # type: ignore[method-assign]
+        early.closed_at_mail = broken  # type: ignore[method-assign]
         client.open()
         assert client.say(b"MAIL FROM:<>") == [b"451 4.3.0 Error: internal problem, try again later"]
-        filter_.closed_at_mail = closed  # type: ignore[method-assign]
+        early.closed_at_mail = closed  # type: ignore[method-assign]
         assert client.mail().startswith(b"250 ")
     assert "internal detail" in caplog.text
 

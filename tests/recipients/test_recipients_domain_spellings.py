@@ -471,7 +471,7 @@ def test_where_nothing_depends_on_the_domain_every_spelling_is_accepted(tmp_path
 def test_a_sender_chose_the_tenant_by_the_spelling_of_the_recipient_over_milter() -> None:
     """The mail server passes on what its client wrote."""
     groups = RecipientGroups({"victim.test": (ONE, 0)})
-    may_be_another = partial(ScriptedFilter().may_be_another, known=groups.known)
+    may_be_another = partial(ScriptedFilter().early.may_be_another, known=groups.known)
     limits = Limits(1000, 10, b"x-scan-", groups, may_be_another=may_be_another)
     for address in UNCERTAIN:
         mail = Mail("a@example.org", (), Spool(1000), limits)

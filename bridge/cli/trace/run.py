@@ -101,7 +101,7 @@ async def run(setup: Setup, case: Case) -> Run:
         async with asyncio.timeout(setup.listener.deadline + _SPARE_S), _listening(setup, filter_, done) as streams:
             done.exchanges = await _converse(setup, streams)
         scanner.is_full = True
-        done.closed_at_mail = filter_.closed_at_mail()
+        done.closed_at_mail = filter_.early.closed_at_mail()
     finally:
         scanner.close()
         if relay is not None:

@@ -198,7 +198,7 @@ class HooksApp:
     async def _ask(self, asking: _Asking, body: Body, content: Any) -> tuple[int, bytes]:
         reader = JsonBody(asking.dialect.CONTENT, content)
         try:
-            if (closed := self._context.filter.closed()) is not None:
+            if (closed := self._context.filter.early.closed_before_content()) is not None:
                 asking.mail.refuse(closed)  # the content is discarded as it arrives
             found = await body.read_into(reader)
             question = asking.dialect.read(found)
@@ -261,8 +261,8 @@ class _Asking:
     def _mail(self, question: Question, session: Session) -> Reply | None:
         mail = self._envelope_of(question)
         if mail.refusal is not None:
-            return self._filter.refuse_early(session, mail.sender, None, mail.refusal)
-        closed = self._filter.closed_at_mail()
+            return self._filter.early.refuse_mail(session, mail.sender, mail.refusal)
+        closed = self._filter.early.closed_at_mail()
         if closed is not None:
             self._saturated("mail", session, mail.sender, closed)
         return closed
@@ -278,7 +278,7 @@ class _Asking:
         refusal = mail.add_recipient(last, self._refused_by_list(session, mail.sender))
         if refusal is UNCERTAIN_DOMAIN:
             address = last.partition(b"\0")[0].decode("utf-8", "replace")
-            return self._filter.refuse_early(session, mail.sender, address, refusal)
+            return self._filter.early.refuse_recipient(session, mail.sender, address, refusal)
         if refusal is TOO_MANY_RECIPIENTS:
             log.info("session %s: a recipient was refused: max_recipients", session.id)
         return refusal
@@ -291,12 +291,12 @@ class _Asking:
         return mail
 
     def _refused_by_list(self, session: Session, sender: str) -> Callable[[str], Reply | None] | None:
-        if self._filter.envelope_lists is None:
+        if self._filter.early.envelope_lists is None:
             return None
-        return partial(self._filter.refused_by_list, session, sender, known=self._context.settings.groups.known)
+        return partial(self._filter.early.refused_by_list, session, sender, known=self._context.settings.groups.known)
 
     def _saturated(self, stage: str, session: Session, sender: str, reply: Reply) -> None:
-        rule = self._filter.saturation_rule
+        rule = self._filter.early.saturation_rule
         self._context.on_saturated(RefusedClient(stage, session.client.address, sender, "saturated", rule, reply))
 
     # The complete mail
@@ -313,7 +313,8 @@ class _Asking:
                 self._saturated("data", session, mail.sender, closed)
                 return self._render(closed)
             client = session.client.address
-            if (refusal := self._filter.refused_by_rate(client)) is not None:  # the server may not have asked at MAIL
+            # Asked here, because the server may not have asked at MAIL.
+            if (refusal := self._filter.early.refused_by_rate(client)) is not None:
                 mail.set_sender(question.sender)
                 self._context.on_too_many(too_many("data", client, mail.sender, refusal))
                 return self._render(refusal)
@@ -340,7 +341,7 @@ class _Asking:
                 False, self.dialect.can_hold, self._can_delete,
             )  # fmt: skip
             if mail.refusal is not None:
-                outcome = filter_.refuse(tx, mail.refusal, mail.size)
+                outcome = filter_.early.refuse_transfer(tx, mail.refusal, mail.size)
             else:
                 outcome = await filter_.process(tx)
             answered = self.dialect.answer(outcome, tx.id, mail, self._can_delete)

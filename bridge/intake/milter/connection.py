@@ -283,26 +283,26 @@ class MilterConnection(asyncio.Protocol):
             mail.refuse(parsed)
         elif mail.refusal is not None:  # the announced size is too large
             size = declared_size(params)
-            mail.refuse(context.filter.refuse_early(self._describe(), sender, None, mail.refusal, size))
-        elif closed := context.filter.closed_at_mail():
+            mail.refuse(context.filter.early.refuse_mail(self._describe(), sender, mail.refusal, size))
+        elif closed := context.filter.early.closed_at_mail():
             mail.refuse(closed)
-            rule = context.filter.saturation_rule
+            rule = context.filter.early.saturation_rule
             context.on_saturated(
                 RefusedClient("mail", self._describe().client.address, sender, "saturated", rule, closed)
             )
-        elif refusal := context.filter.refused_by_rate(self._client.origin.address):
+        elif refusal := context.filter.early.refused_by_rate(self._client.origin.address):
             mail.refuse(refusal)
             context.on_too_many(too_many("mail", self._client.origin.address, sender, refusal))
         self._answer(protocol.MAIL, mail.refusal)
 
     def _on_rcpt(self, data: bytes) -> None:
-        mail, filter_ = self._mail, self._context.filter
+        mail, early = self._mail, self._context.filter.early
         assert mail is not None
-        if filter_.envelope_lists is None:
+        if early.envelope_lists is None:
             refusal = mail.add_recipient(data)
         else:
             known = self._settings.groups.known
-            refused = partial(filter_.refused_by_list, self._describe(), mail.sender, known=known)
+            refused = partial(early.refused_by_list, self._describe(), mail.sender, known=known)
             refusal = mail.add_recipient(data, refused)
         if refusal is TOO_MANY_RECIPIENTS or refusal is UNCERTAIN_DOMAIN:
             refusal = self._report_recipient(mail, data, refusal)
@@ -313,7 +313,7 @@ class MilterConnection(asyncio.Protocol):
         parsed = codec.parse_address(data)
         address = "" if isinstance(parsed, Reply) else parsed[0]
         if refusal is UNCERTAIN_DOMAIN:
-            return self._context.filter.refuse_early(self._describe(), mail.sender, address, refusal)
+            return self._context.filter.early.refuse_recipient(self._describe(), mail.sender, address, refusal)
         session = self._describe().id
         log.info("session %s: recipient <%s> refused: max_recipients", session, LoggedAddress(address))
         return refusal
@@ -387,7 +387,7 @@ class MilterConnection(asyncio.Protocol):
         until = now + filter_.deadline_s
         tx = Transaction(new_id(), session, mail.envelope, mail.message, now, until, False, can_hold, can_remove)
         if mail.refusal is not None:
-            outcome = filter_.refuse(tx, mail.refusal, mail.size)
+            outcome = filter_.early.refuse_transfer(tx, mail.refusal, mail.size)
             self._finish_mail([codec.encode_reply(protocol.END_OF_BODY, outcome.reply)])
             return
         self._progress_at = now + self._settings.progress_interval_s

@@ -18,10 +18,10 @@ from functools import partial
 from typing import Protocol
 
 from bridge.errors import MessageTooLarge, ProtocolError, Saturated
+from bridge.filter.pipeline import Filter
 from bridge.filter.policy import NO_STORAGE, SATURATED, TOO_MANY_FORGED, UNCERTAIN_DOMAIN, reply_to_error
 from bridge.intake.milter import codec
 from bridge.intake.one_tenant import RecipientGroups
-from bridge.mail.address import KnownDomains
 from bridge.mail.authentication_results import FIELD_LOWER, OwnResults
 from bridge.mail.envelope import Envelope, Recipient, max_recipient_bytes
 from bridge.mail.message import Message, Spool
@@ -51,15 +51,6 @@ class LimitSettings(Protocol):
     def groups(self) -> RecipientGroups: ...
 
 
-class FilterFacts(Protocol):
-    """Properties of a listener's filter."""
-
-    header_prefix: str
-    own_results: OwnResults | None
-
-    def may_be_another(self, recipient: str, known: KnownDomains) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one mail may be."""
@@ -78,7 +69,7 @@ class Limits:
         object.__setattr__(self, "our_fields", pattern)
 
     @classmethod
-    def of(cls, settings: LimitSettings, filter_: FilterFacts, on_hit: Callable[[str], None]) -> Limits:
+    def of(cls, settings: LimitSettings, filter_: Filter, on_hit: Callable[[str], None]) -> Limits:
         """Those of one listener."""
         groups = settings.groups
         return cls(
@@ -87,7 +78,7 @@ class Limits:
             filter_.header_prefix.lower().encode("ascii"),
             groups,
             on_hit,
-            may_be_another=partial(filter_.may_be_another, known=groups.known),
+            may_be_another=partial(filter_.early.may_be_another, known=groups.known),
             own_results=filter_.own_results,
         )
 

@@ -211,11 +211,12 @@ class SmtpServer:
             self._refused(session.client.address, Refusal.UNTRUSTED, address, _NOT_ALLOWED)
             session.strike()
             return _NOT_ALLOWED
-        refusal = self._filter.closed_at_mail()
+        early = self._filter.early
+        refusal = early.closed_at_mail()
         if refusal is not None:
             return self._saturated("mail", session, address, refusal)
         client = _sending_host(session)
-        if (refusal := self._filter.refused_by_rate(client)) is not None:
+        if (refusal := early.refused_by_rate(client)) is not None:
             self._on_too_many(too_many("mail", client, address, refusal))
             return refusal
         return MISSING
@@ -228,19 +229,15 @@ class SmtpServer:
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, address: str, options: list[str]
     ) -> Any:
         """A mail belongs to one tenant and goes to one next hop, unless each recipient gets a reply."""
-        groups = self.settings.groups
-        if self._filter.may_be_another(address, groups.known):
-            return self._filter.refuse_early(
-                self._describe(session), envelope.mail_from or "", address, UNCERTAIN_DOMAIN
-            )
+        early, groups = self._filter.early, self.settings.groups
+        if early.may_be_another(address, groups.known):
+            return early.refuse_recipient(self._describe(session), envelope.mail_from or "", address, UNCERTAIN_DOMAIN)
         if envelope.rcpt_tos and not session.answers_each:
             refusal = groups.refusal(envelope.rcpt_tos[0], address)
             if refusal is not None:
                 return refusal
-        if self._filter.envelope_lists is not None:
-            refusal = self._filter.refused_by_list(
-                self._describe(session), envelope.mail_from or "", address, groups.known
-            )
+        if early.envelope_lists is not None:
+            refusal = early.refused_by_list(self._describe(session), envelope.mail_from or "", address, groups.known)
             if refusal is not None:
                 session.excuse(1)  # DATA
                 return refusal
@@ -252,14 +249,14 @@ class SmtpServer:
         """The client announced a mail above the limit: no mail follows, so this is its only log line."""
         if not session.trusted:
             return MISSING
-        return self._filter.refuse_early(self._describe(session), address, None, TOO_LARGE, size)
+        return self._filter.early.refuse_mail(self._describe(session), address, TOO_LARGE, size)
 
     def handle_PREDATA(self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope) -> Any:
-        refusal = self._filter.closed()
+        refusal = self._filter.early.closed_before_content()
         return MISSING if refusal is None else self._saturated("data", session, envelope.mail_from or "", refusal)
 
     def _saturated(self, stage: str, session: SmtpSession, sender: str, refusal: Reply) -> Reply:
-        rule = self._filter.saturation_rule
+        rule = self._filter.early.saturation_rule
         self._on_saturated(RefusedClient(stage, _sending_host(session), sender, "saturated", rule, refusal))
         return refusal
 
@@ -301,7 +298,7 @@ class SmtpServer:
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, reply: Reply, size: int
     ) -> Reply:
         """Content that cannot be accepted is not scanned, but logged and counted like any mail."""
-        return self._filter.refuse(self._transaction(session, envelope), reply, size).reply
+        return self._filter.early.refuse_transfer(self._transaction(session, envelope), reply, size).reply
 
     def _transaction(self, session: SmtpSession, envelope: SmtpEnvelope) -> Transaction:
         assert envelope.message is not None and envelope.mail_from is not None

@@ -11,9 +11,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bridge.filter.early_refusals import EarlyRefusals
 from bridge.filter.outcome import Outcome, Record
-from bridge.filter.pipeline import Filter, FilterSettings
+from bridge.filter.pipeline import Filter
 from bridge.filter.policy import Case, Rule
+from bridge.filter.settings import FilterSettings
 from bridge.intake.milter import protocol
 from bridge.intake.milter.context import MilterSettings
 from bridge.intake.milter.server import MilterServer
@@ -48,16 +50,30 @@ class Seen:
     content: bytes
 
 
+class ScriptedRefusals(EarlyRefusals):
+    """Knows no slots: at MAIL, it answers what the test says."""
+
+    saturated: Reply | None = None
+
+    def __init__(self, settings: FilterSettings, tell: Callable[[Record], None]) -> None:
+        super().__init__(settings, None, tell)  # type: ignore[arg-type]
+
+    def closed_at_mail(self) -> Reply | None:
+        return self.saturated
+
+    def refused_by_rate(self, client: str | None) -> Reply | None:
+        return None
+
+
 class ScriptedFilter(Filter):
     """Does with each mail what the test says, and records it."""
 
     def __init__(self, answer: Action | Callable[[Seen], Awaitable[Outcome]] = Action.RELAY) -> None:
         self.deadline_s = 30.0
-        self._settings = FilterSettings(self.deadline_s, {Case.TOO_LARGE: Rule(Action.REJECT)})
+        rules = {Case.TOO_LARGE: Rule(Action.REJECT), Case.SATURATED: Rule(Action.TEMPFAIL)}
+        self.early: ScriptedRefusals = ScriptedRefusals(FilterSettings(self.deadline_s, rules), self._tell)
         self.header_prefix, self.own_results = "X-Scan-", None
-        self.refuses = True
         self.answer = answer
-        self.saturated: Reply | None = None
         self.seen: list[Seen] = []
         self.reports: list[Record] = []  # mails that were refused without being scanned
         self._report = self.reports.append
@@ -65,12 +81,6 @@ class ScriptedFilter(Filter):
         self.most_running = 0
         self.cancelled = 0
         self.changed = asyncio.Condition()
-
-    def refused_by_rate(self, client: str | None) -> Reply | None:
-        return None
-
-    def closed_at_mail(self) -> Reply | None:
-        return self.saturated
 
     async def process(self, tx: Transaction) -> Outcome:
         seen = Seen(tx, b"".join(tx.message.chunks()))

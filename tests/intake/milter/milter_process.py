@@ -15,30 +15,20 @@ from dataclasses import replace
 import uvloop
 
 from bridge.filter.outcome import Outcome
-from bridge.filter.pipeline import Filter
 from bridge.intake.milter.server import MilterServer
 from bridge.mail.action import Action
 from bridge.mail.message import Spool
-from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
-from tests.intake.milter.milter_kit import OUTCOMES, SETTINGS
+from tests.intake.milter.milter_kit import OUTCOMES, SETTINGS, ScriptedFilter
 
 
-class Sleeper(Filter):
+class Sleeper(ScriptedFilter):
     """Waits with every mail, and then delivers it."""
 
-    deadline_s = 60.0
-    header_prefix, own_results = "X-Scan-", None
-    refuses = True
-
     def __init__(self, scan_s: float) -> None:
+        super().__init__()
+        self.deadline_s = 60.0
         self._scan_s = scan_s
-
-    def refused_by_rate(self, client: str | None) -> Reply | None:
-        return None
-
-    def closed_at_mail(self) -> Reply | None:
-        return None
 
     async def process(self, tx: Transaction) -> Outcome:
         print("scanning", flush=True)

@@ -353,7 +353,7 @@ async def test_connections_and_refusals_are_counted():
         "on_saturated": lambda refusal: counted.append(("on_saturated", refusal.stage)),
     }
     filter_ = ScriptedFilter()
-    filter_.saturated = Reply(451, "4.3.2", "Busy")
+    filter_.early.saturated = Reply(451, "4.3.2", "Busy")
     async with listening(filter_, max_connections=1, hooks=hooks) as listener:
         mta = await listener.mta()
         await mta.greet()

@@ -33,13 +33,13 @@ pytestmark = pytest.mark.usefixtures("strict_loop")
 async def test_saturation_is_answered_at_mail():
     """While no mail can be accepted, MAIL gets 451 4.3.2; the next MAIL may pass."""
     filter_ = ScriptedFilter()
-    filter_.saturated = Reply(451, "4.3.2", "Busy, try again later")
+    filter_.early.saturated = Reply(451, "4.3.2", "Busy, try again later")
     async with listening(filter_) as listener:
         mta = await listener.mta()
         await mta.greet()
         assert await mta.ask(frame("M", b"<a@b>\0")) == ("y", b"451 4.3.2 Busy, try again later\0")
         assert await mta.ask(frame("R", b"<b@c>\0")) == ("y", b"451 4.3.2 Busy, try again later\0")
-        filter_.saturated = None
+        filter_.early.saturated = None
         await mta.mail()  # without an ABORT before it, as Sendmail does
         mta.content()
         assert letters(await mta.until_final()) == "hhc"
@@ -49,7 +49,7 @@ async def test_saturation_is_answered_at_mail():
 async def test_mail_that_continues_after_a_refused_mail_command_is_refused_again():
     """A mail server that ignores the refusal of MAIL gets it again at the end, and nothing is scanned."""
     filter_ = ScriptedFilter()
-    filter_.saturated = Reply(451, "4.3.2", "Busy")
+    filter_.early.saturated = Reply(451, "4.3.2", "Busy")
     async with listening(filter_) as listener:
         mta = await listener.mta()
         await mta.greet()

@@ -76,14 +76,14 @@ def test_held_mail_waits_until_it_is_released(front, marker):
 
 def test_saturation_is_read_at_mail(front, marker):
     """No content is sent to a saturated bridge, and the next mail may pass."""
-    filter_ = front.bridge.filter
+    early = front.bridge.filter.early
     with smtplib.SMTP("127.0.0.1", front.port("mx")) as client:
         client.ehlo("client.example")
-        front.bridge.call(lambda: setattr(filter_, "saturated", Reply(451, "4.3.2", "Busy, try again later")))
+        front.bridge.call(lambda: setattr(early, "saturated", Reply(451, "4.3.2", "Busy, try again later")))
         try:
             assert client.mail("a@example.org") == (451, b"4.3.2 Busy, try again later")
         finally:
-            front.bridge.call(lambda: setattr(filter_, "saturated", None))
+            front.bridge.call(lambda: setattr(early, "saturated", None))
         assert send_on(client, marker).startswith("250")
     front.destination.arrived(marker)
 

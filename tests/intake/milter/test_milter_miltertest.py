@@ -62,6 +62,6 @@ def test_unknown_family_macros_and_large_bodies(bridge):
 
 def test_saturation_is_answered_at_mail(bridge):
     """No mail is accepted, and the connection stays usable."""
-    bridge.call(lambda: setattr(bridge.filter, "saturated", Reply(451, "4.3.2", "Busy")))
+    bridge.call(lambda: setattr(bridge.filter.early, "saturated", Reply(451, "4.3.2", "Busy")))
     play(bridge, "saturated")
     assert not bridge.filter.seen
