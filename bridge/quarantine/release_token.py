@@ -144,9 +144,7 @@ class ReleaseTokens:
                 return token
         return None
 
-    def _verified(
-        self, found: re.Match[bytes], raw: bytes, sender: str, recipients: Sequence[str]
-    ) -> Token | None:  # fmt: skip
+    def _verified(self, found: re.Match[bytes], raw: bytes, sender: str, recipients: Sequence[str]) -> Token | None:
         digest = base64.urlsafe_b64decode(found["hash"] + b"=")
         items = [found["time"], found["nonce"], found["size"], digest, found["add"], _address(sender)]
         marks = {mark: mark for mark in found["marks"].split(b",")}

@@ -154,9 +154,7 @@ class SmtpRelay:
 
     # Up to the dot.
 
-    async def _hand_over(
-        self, conn: NextHopConnection, tx: Transaction, head: bytes, deadline: float
-    ) -> DotAnswers:  # fmt: skip
+    async def _hand_over(self, conn: NextHopConnection, tx: Transaction, head: bytes, deadline: float) -> DotAnswers:
         """Send everything including the dot. If that fails, the connection is returned to the pool or dropped."""
         try:
             batch = self._commands(conn, tx, head)
@@ -189,7 +187,7 @@ class SmtpRelay:
 
     async def _envelope(
         self, conn: NextHopConnection, batch: Commands, is_per_recipient: bool, deadline: float
-    ) -> RefusedRecipients:  # fmt: skip
+    ) -> RefusedRecipients:
         """Send the commands up to DATA; return the recipients that were refused."""
         if "PIPELINING" in conn.capabilities.names:
             conn.send(batch.wire, batch.count)
@@ -241,7 +239,7 @@ class SmtpRelay:
 
     async def _step_by_step(
         self, conn: NextHopConnection, batch: Commands, is_per_recipient: bool, deadline: float
-    ) -> list[Reply]:  # fmt: skip
+    ) -> list[Reply]:
         """One command at a time, for a next hop without PIPELINING."""
         received: list[Reply] = []
         for line in batch.wire.splitlines(keepends=True):
@@ -256,7 +254,7 @@ class SmtpRelay:
 
     async def _content(
         self, conn: NextHopConnection, tx: Transaction, head: bytes, expected_replies: int, deadline: float
-    ) -> None:  # fmt: skip
+    ) -> None:
         timeout_s = self._settings.timeout_s
         block = b""
         for following in dot_stuffing.blocks(itertools.chain((head,), tx.message.chunks())):

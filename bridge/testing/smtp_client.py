@@ -8,9 +8,7 @@ import socket
 class SmtpClient:
     """Sends exactly the given bytes and reads whole replies. A context manager."""
 
-    def __init__(
-        self, port: int, source: str = "127.0.0.1", timeout_s: float = 60.0, host: str = "127.0.0.1"
-    ) -> None:  # fmt: skip
+    def __init__(self, port: int, source: str = "127.0.0.1", timeout_s: float = 60.0, host: str = "127.0.0.1") -> None:
         """`source` is "" for a host that is not on loopback."""
         self.sock = socket.create_connection((host, port), timeout_s, (source, 0))
         self._read = b""

@@ -72,9 +72,7 @@ def _age(seconds: float | None) -> str:
     return "local copy of unknown age" if seconds is None else f"local copy {spoken(seconds)} old"
 
 
-def _match(
-    setup: Setup, session: Session, asked: tuple[str, str | None, Copy | None], role: str
-) -> ListMatch | None:  # fmt: skip
+def _match(setup: Setup, session: Session, asked: tuple[str, str | None, Copy | None], role: str) -> ListMatch | None:
     name, tenant, copy = asked
     settings = EnvelopeListsSettings(
         block=(name,) if role == "block" else (),

@@ -109,9 +109,7 @@ async def run(setup: Setup, case: Case) -> Run:
     return done
 
 
-def _filter(
-    setup: Setup, done: Run, scanner: Scanner, quarantine: NotedQuarantine, relay: Relay | None
-) -> Filter:  # fmt: skip
+def _filter(setup: Setup, done: Run, scanner: Scanner, quarantine: NotedQuarantine, relay: Relay | None) -> Filter:
     conf, listener = setup.config, setup.listener
     settings = wiring.filter_settings(conf, listener)
     if 0 < settings.shadow_percent < 100:  # the story mentions it, and shows what happens to the other mails

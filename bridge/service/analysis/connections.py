@@ -136,9 +136,7 @@ async def as_it_is(sock: socket.socket) -> Connection:
     return Connection(sock)
 
 
-async def connect(
-    address: Endpoint, names: NameLookup, timeout_s: float, opening: Opening = as_it_is
-) -> Connection:  # fmt: skip
+async def connect(address: Endpoint, names: NameLookup, timeout_s: float, opening: Opening = as_it_is) -> Connection:
     """To the first address that accepts. `timeout_s`: for the whole analysis. Raises OSError."""
     if address.path:
         return await _connected(socket.AF_UNIX, address.path, opening)
