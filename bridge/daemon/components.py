@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from bridge.config.listener import Listener
 from bridge.config.model import Config
@@ -25,6 +24,7 @@ from bridge.intake.hooks.server import HooksServer
 from bridge.intake.milter.context import MilterSettings
 from bridge.intake.milter.server import MilterServer
 from bridge.intake.refused_client import RefusedClient
+from bridge.intake.reports import IntakeReports
 from bridge.intake.smtp.server import SmtpServer, SmtpSettings
 from bridge.quarantine.quarantine import Quarantine
 from bridge.relay.monitored import RESULTS, MonitoredRelay
@@ -136,32 +136,35 @@ class ListenerPlan:
         return self.listener.name, self.listener.protocol, str(self.listener.address)
 
     def create(self, is_ahead: Callable[[], bool] | None) -> Server:
+        reports, spool = self._reports(), self._core.spool
+        if isinstance(self._settings, MilterSettings):
+            return MilterServer(self._settings, self._filter, spool, is_ahead=is_ahead, reports=reports)
+        if isinstance(self._settings, HooksSettings):
+            return HooksServer(self._settings, self._filter, spool, is_ahead=is_ahead, reports=reports)
+        return SmtpServer(self._settings, self._filter, spool, is_ahead=is_ahead, reports=reports)
+
+    def _reports(self) -> IntakeReports:
         name, metrics = self.listener.name, self._core.metrics
 
-        def on_refused(refusal: RefusedClient) -> None:
+        def refused(refusal: RefusedClient) -> None:
             count(metrics.refused_connections, name, refusal.reason)
             self._core.note_refusal(name, refusal)
 
-        def on_saturated(refusal: RefusedClient) -> None:
+        def saturated(refusal: RefusedClient) -> None:
             count(metrics.refused_early, name, refusal.stage)
             self._core.note_refusal(name, refusal)
 
-        def on_too_many(refusal: RefusedClient) -> None:
+        def too_many(refusal: RefusedClient) -> None:
             count(metrics.limits_hit, name, mail_rates.LIMIT)
             self._core.note_refusal(name, refusal)
 
-        counts: dict[str, Any] = {
-            "on_refused": on_refused,
-            "on_saturated": on_saturated,
-            "on_too_many": on_too_many,
-            "on_cancelled": lambda refusal: self._core.note_refusal(name, refusal),
-            "on_limit": lambda limit: count(metrics.limits_hit, name, limit),
-        }
-        if isinstance(self._settings, MilterSettings):
-            return MilterServer(self._settings, self._filter, self._core.spool, is_ahead=is_ahead, **counts)
-        if isinstance(self._settings, HooksSettings):
-            return HooksServer(self._settings, self._filter, self._core.spool, is_ahead=is_ahead, **counts)
-        return SmtpServer(self._settings, self._filter, self._core.spool, is_ahead=is_ahead, **counts)
+        return IntakeReports(
+            refused=refused,
+            saturated=saturated,
+            too_many=too_many,
+            cancelled=lambda refusal: self._core.note_refusal(name, refusal),
+            limit=lambda limit: count(metrics.limits_hit, name, limit),
+        )
 
     def change(self, server: Server) -> None:
         """The running server follows this plan from now on."""

@@ -40,6 +40,7 @@ from bridge.filter.policy import Case
 from bridge.filter.released import ReleasedMail
 from bridge.intake.hooks.server import HooksServer
 from bridge.intake.milter.server import MilterServer
+from bridge.intake.reports import IntakeReports
 from bridge.intake.smtp.server import SmtpServer
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
@@ -148,17 +149,16 @@ async def _listening(
     """A connection to the listener; the listener exists only as long as the connection."""
     plain = setup.listener.model_copy(update={"tls": None, "proxy_protocol": False})
     spool = Spool(*wiring.spool_settings(setup.config))
+    reports = IntakeReports(limit=done.limits.append)
     server: HooksServer | MilterServer | SmtpServer
     if plain.protocol == "mta-hooks":
         hooks = hooks_wiring.hooks_settings(setup.config, plain, _TOKEN, setup.state / "mta-hooks")
-        server = HooksServer(hooks, filter_, spool, on_limit=done.limits.append)
+        server = HooksServer(hooks, filter_, spool, reports=reports)
     elif plain.protocol == "milter":
         settings = wiring.milter_settings(setup.config, plain)
-        server = MilterServer(settings, filter_, spool, on_limit=done.limits.append)
+        server = MilterServer(settings, filter_, spool, reports=reports)
     else:
-        server = SmtpServer(
-            wiring.smtp_settings(setup.config, plain), filter_, spool, on_limit=done.limits.append
-        )  # fmt: skip
+        server = SmtpServer(wiring.smtp_settings(setup.config, plain), filter_, spool, reports=reports)
     with _private_path() as path, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.bind(path)
         await server.serve(sock)

@@ -78,7 +78,7 @@ class HooksApp:
         except HttpError as error:
             status, found = error.status, error_body(error.code, error.message)
         except TooMuch as error:
-            self._context.on_limit("request")
+            self._context.reports.limit("request")
             status, found = 413, error_body("REQUEST_TOO_LARGE", str(error))
         except BadJson as error:
             status, found = 400, error_body("INVALID_REQUEST", str(error))
@@ -207,7 +207,7 @@ class HooksApp:
             self._context.gone(peer=asking.peer)
             raise
         except Saturated:
-            self._context.on_limit("max_bytes_in_processing")
+            self._context.reports.limit("max_bytes_in_processing")
             answer = _json(asking.dialect.refuse(SATURATED))
         except OtherBody:
             raise HttpError(409, "REQUEST_ID_REUSED", "the request id was used for another request") from None
@@ -297,7 +297,7 @@ class _Asking:
 
     def _saturated(self, stage: str, session: Session, sender: str, reply: Reply) -> None:
         rule = self._filter.early.saturation_rule
-        self._context.on_saturated(RefusedClient(stage, session.client.address, sender, "saturated", rule, reply))
+        self._context.reports.saturated(RefusedClient(stage, session.client.address, sender, "saturated", rule, reply))
 
     # The complete mail
 
@@ -316,7 +316,7 @@ class _Asking:
             # Asked here, because the server may not have asked at MAIL.
             if (refusal := self._filter.early.refused_by_rate(client)) is not None:
                 mail.set_sender(question.sender)
-                self._context.on_too_many(too_many("data", client, mail.sender, refusal))
+                self._context.reports.too_many(too_many("data", client, mail.sender, refusal))
                 return self._render(refusal)
             request = replays.start(key, body.digest, self._decide(question, session, found))
         answer = await request.wait(body.until_gone, self._patience_s + _OVERRUN_S)

@@ -70,7 +70,7 @@ class Body:
             async with asyncio.timeout_at(pace.until()):
                 event = await self._receive()
         except TimeoutError:
-            self._context.on_limit(pace.exceeded())
+            self._context.reports.limit(pace.exceeded())
             raise TooSlow from None
         if event["type"] != "http.request":
             self.is_gone = True

@@ -7,7 +7,6 @@ log lines.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from bridge.intake.hooks.replays import Replays
 from bridge.intake.milter.mail import Limits
 from bridge.intake.one_tenant import RecipientGroups
 from bridge.intake.refused_client import RefusedClient, rule_of
+from bridge.intake.reports import IntakeReports
 from bridge.intake.trusted_clients import LOOPBACK, Network, TrustedClients
 from bridge.intake.warnings import Warnings
 from bridge.mail.message import Spool
@@ -61,23 +61,9 @@ class HooksSettings:
 
 
 class HooksContext:
-    def __init__(
-        self,
-        settings: HooksSettings,
-        filter_: Filter,
-        spool: Spool,
-        on_refused: Callable[[RefusedClient], None],
-        on_saturated: Callable[[RefusedClient], None],
-        on_too_many: Callable[[RefusedClient], None],
-        on_cancelled: Callable[[RefusedClient], None],
-        on_limit: Callable[[str], None],
-    ) -> None:
+    def __init__(self, settings: HooksSettings, filter_: Filter, spool: Spool, reports: IntakeReports) -> None:
         self.spool = spool
-        self.on_limit = on_limit
-        self.on_saturated = on_saturated
-        self.on_too_many = on_too_many
-        self._on_refused = on_refused
-        self._on_cancelled = on_cancelled
+        self.reports = reports
         self.replays = Replays()
         self.warn = Warnings(settings.name)
         self._configure(settings, filter_)
@@ -92,19 +78,19 @@ class HooksContext:
         self.filter = filter_
         self.trusted = TrustedClients(settings.trusted)
         self.registrations = Registrations(settings.token, settings.name, settings.ended)
-        self.limits = Limits.of(settings, filter_, self.on_limit)
+        self.limits = Limits.of(settings, filter_, self.reports.limit)
 
     def refused(self, peer: str | None, reason: Refusal) -> None:
         """A connection."""
         self.warn("%s refused: %s", peer or "unix", reason.value)
-        self._on_refused(RefusedClient("connect", peer, "", reason.value, rule_of(reason)))
+        self.reports.refused(RefusedClient("connect", peer, "", reason.value, rule_of(reason)))
 
     def refused_token(self, peer: str | None) -> None:
         """A request whose token is missing or wrong."""
         self.warn("%s refused: its token is missing or wrong", peer or "unix")
-        self._on_refused(RefusedClient("connect", peer, "", "token", rule_names.HOOKS_TOKEN))
+        self.reports.refused(RefusedClient("connect", peer, "", "token", rule_names.HOOKS_TOKEN))
 
     def gone(self, peer: str | None) -> None:
         """A client went away before it had our answer."""
         is_stopped = self.filter.is_stopping
-        self._on_cancelled(RefusedClient("data", peer, "", "", rule_names.CLIENT_GONE, is_stopped=is_stopped))
+        self.reports.cancelled(RefusedClient("data", peer, "", "", rule_names.CLIENT_GONE, is_stopped=is_stopped))

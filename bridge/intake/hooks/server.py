@@ -16,7 +16,7 @@ from bridge.intake.connection_limits import Refusal
 from bridge.intake.hooks.app import HooksApp, error_body
 from bridge.intake.hooks.context import HooksContext, HooksSettings
 from bridge.intake.listener import Listener
-from bridge.intake.refused_client import RefusedClient
+from bridge.intake.reports import NO_REPORTS, IntakeReports
 from bridge.intake.trusted_clients import peer_address
 from bridge.mail.message import Spool
 from bridge.runtime.http_server import HttpApplication, HttpConnection, HttpLimits
@@ -25,10 +25,6 @@ from bridge.runtime.tls import use_reloaded_certificate
 _UNREAD_S = 60.0
 _ANY = 1_000_000
 _AFTER_CUT_S = 1.0
-
-
-def _ignore(*_: object) -> None:
-    """The default for callbacks."""
 
 
 class HooksServer:
@@ -40,17 +36,11 @@ class HooksServer:
         filter_: Filter,
         spool: Spool,
         *,
-        on_refused: Callable[[RefusedClient], None] = _ignore,  # a connection: untrusted, limit; a request: token
-        on_saturated: Callable[[RefusedClient], None] = _ignore,  # a mail, at the stage: mail, data
-        on_too_many: Callable[[RefusedClient], None] = _ignore,  # a mail, at the stage: data
-        on_cancelled: Callable[[RefusedClient], None] = _ignore,
-        on_limit: Callable[[str], None] = _ignore,
+        reports: IntakeReports = NO_REPORTS,
         is_ahead: Callable[[], bool] | None = None,
     ) -> None:
         self.listener = Listener[HooksConnection](settings.listener, is_ahead=is_ahead)
-        self.context = HooksContext(
-            settings, filter_, spool, on_refused, on_saturated, on_too_many, on_cancelled, on_limit
-        )
+        self.context = HooksContext(settings, filter_, spool, reports)
         limits = HttpLimits(
             head_timeout_s=settings.head_timeout_s,
             max_connections=_ANY,  # the listener counts them

@@ -99,7 +99,7 @@ class MilterConnection(asyncio.Protocol):
             self._handle_events(data)
         except ProtocolError as error:
             if isinstance(error, codec.FrameTooLong):
-                self._context.on_limit("frame")
+                self._context.reports.limit("frame")
             self._context.warn("%s closed: %s", self.peer, error)
             self.cut()
             return
@@ -195,7 +195,7 @@ class MilterConnection(asyncio.Protocol):
         if self._state is not _BUSY:
             limit = self._exceeded_limit(now)
             if limit is not None:
-                self._context.on_limit(limit)
+                self._context.reports.limit(limit)
                 self._context.warn("%s closed: the mail server was silent %s", self.peer, self._state.value)
                 self.cut()
         elif now >= self._overrun_at:
@@ -287,12 +287,12 @@ class MilterConnection(asyncio.Protocol):
         elif closed := context.filter.early.closed_at_mail():
             mail.refuse(closed)
             rule = context.filter.early.saturation_rule
-            context.on_saturated(
+            context.reports.saturated(
                 RefusedClient("mail", self._describe().client.address, sender, "saturated", rule, closed)
             )
         elif refusal := context.filter.early.refused_by_rate(self._client.origin.address):
             mail.refuse(refusal)
-            context.on_too_many(too_many("mail", self._client.origin.address, sender, refusal))
+            context.reports.too_many(too_many("mail", self._client.origin.address, sender, refusal))
         self._answer(protocol.MAIL, mail.refusal)
 
     def _on_rcpt(self, data: bytes) -> None:
@@ -437,7 +437,9 @@ class MilterConnection(asyncio.Protocol):
             if is_cut_short:
                 address = self._describe().client.address
                 is_stopped, rule = self._context.filter.is_stopping, rule_names.CLIENT_GONE
-                self._context.on_cancelled(RefusedClient("data", address, mail.sender, "", rule, is_stopped=is_stopped))
+                self._context.reports.cancelled(
+                    RefusedClient("data", address, mail.sender, "", rule, is_stopped=is_stopped)
+                )
 
 
 _Handler = Callable[[MilterConnection, bytes], None]

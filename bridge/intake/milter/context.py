@@ -8,7 +8,6 @@ server fills the disk with log lines.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +19,7 @@ from bridge.intake.milter.mail import Limits, Mail
 from bridge.intake.milter.stalwart import WholeMail
 from bridge.intake.one_tenant import RecipientGroups
 from bridge.intake.refused_client import RefusedClient, rule_of
+from bridge.intake.reports import IntakeReports
 from bridge.intake.trusted_clients import LOOPBACK, Network
 from bridge.intake.warnings import Warnings
 from bridge.mail.message import Spool
@@ -70,10 +70,6 @@ class OpenConnection(Protocol):
     def cut(self) -> None: ...
 
 
-def ignore(*_: object) -> None:
-    """The default for metrics that are not collected."""
-
-
 class MilterContext:
     """Everything the connections of one listener share."""
 
@@ -83,19 +79,11 @@ class MilterContext:
         filter_: Filter,
         spool: Spool,
         listener: Listener[OpenConnection],
-        on_refused: Callable[[RefusedClient], None] = ignore,
-        on_saturated: Callable[[RefusedClient], None] = ignore,
-        on_too_many: Callable[[RefusedClient], None] = ignore,
-        on_cancelled: Callable[[RefusedClient], None] = ignore,
-        on_limit: Callable[[str], None] = ignore,
+        reports: IntakeReports,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.spool = spool
-        self.on_limit = on_limit
-        self.on_saturated = on_saturated
-        self.on_too_many = on_too_many
-        self.on_cancelled = on_cancelled
-        self._on_refused = on_refused
+        self.reports = reports
         self.listener = listener
         self.timer = ConnectionTimer(self.loop, settings.check_interval_s)
         self.writes = WriteBatch(self.loop)
@@ -111,7 +99,7 @@ class MilterContext:
         self.settings = settings
         self.filter = filter_
         self.mail_class = WholeMail if settings.body_is_whole else Mail
-        self.limits = Limits.of(settings, filter_, self.on_limit)
+        self.limits = Limits.of(settings, filter_, self.reports.limit)
 
     def admit(self, connection: OpenConnection, address: str | None) -> bool:
         """Whether a new connection from this address (None: on a unix socket) may stay."""
@@ -127,7 +115,7 @@ class MilterContext:
         return True
 
     def _refused(self, address: str | None, reason: Refusal) -> None:
-        self._on_refused(RefusedClient("connect", address, "", reason.value, rule_of(reason)))
+        self.reports.refused(RefusedClient("connect", address, "", reason.value, rule_of(reason)))
 
     def forget(self, connection: OpenConnection) -> None:
         self.timer.discard(connection)

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from bridge.filter.pipeline import Filter
 from bridge.intake.listener import Listener
 from bridge.intake.milter.connection import MilterConnection
-from bridge.intake.milter.context import MilterContext, MilterSettings, OpenConnection, ignore
-from bridge.intake.refused_client import RefusedClient
+from bridge.intake.milter.context import MilterContext, MilterSettings, OpenConnection
+from bridge.intake.reports import NO_REPORTS, IntakeReports
 from bridge.mail.message import Spool
 
 _AFTER_CUT_S = 1.0  # for the event loop to close what was cut
@@ -30,17 +30,11 @@ class MilterServer:
         filter_: Filter,
         spool: Spool,
         *,
-        on_refused: Callable[[RefusedClient], None] = ignore,  # a connection: untrusted, limit
-        on_saturated: Callable[[RefusedClient], None] = ignore,  # a mail, at the stage: mail
-        on_too_many: Callable[[RefusedClient], None] = ignore,  # a mail of a client that has sent too many
-        on_cancelled: Callable[[RefusedClient], None] = ignore,  # a mail that its client or mail server abandoned
-        on_limit: Callable[[str], None] = ignore,  # the limit that a mail server has exceeded
+        reports: IntakeReports = NO_REPORTS,
         is_ahead: Callable[[], bool] | None = None,  # whether other workers should get the next connections
     ) -> None:
         self.listener = Listener[OpenConnection](settings.listener, is_ahead=is_ahead)
-        self.context = MilterContext(
-            settings, filter_, spool, self.listener, on_refused, on_saturated, on_too_many, on_cancelled, on_limit
-        )
+        self.context = MilterContext(settings, filter_, spool, self.listener, reports)
 
     @property
     def connections(self) -> int:

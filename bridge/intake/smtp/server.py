@@ -26,6 +26,7 @@ from bridge.intake.connection_limits import ListenerSettings, Refusal
 from bridge.intake.listener import Listener
 from bridge.intake.one_tenant import RecipientGroups
 from bridge.intake.refused_client import RefusedClient, rule_of, too_many
+from bridge.intake.reports import NO_REPORTS, IntakeReports
 from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient, HiddenClient, TwoClients
 from bridge.intake.smtp.connection import SmtpConnection
 from bridge.intake.smtp.context import SmtpContext
@@ -77,10 +78,6 @@ class SmtpSettings:
         return ListenerSettings(self.name, self.trusted, self.max_connections, self.max_connections_per_client)
 
 
-def _ignore(*_: object) -> None:
-    """The default for callbacks."""
-
-
 class SmtpServer:
     """Accepts on sockets it is given, until it is drained."""
 
@@ -90,21 +87,14 @@ class SmtpServer:
         filter_: Filter,
         spool: Spool,
         *,
-        on_refused: Callable[[RefusedClient], None] = _ignore,
-        on_saturated: Callable[[RefusedClient], None] = _ignore,
-        on_too_many: Callable[[RefusedClient], None] = _ignore,
-        on_cancelled: Callable[[RefusedClient], None] = _ignore,
-        on_limit: Callable[[str], None] = _ignore,
+        reports: IntakeReports = NO_REPORTS,
         is_ahead: Callable[[], bool] | None = None,  # this worker has more connections than the others
     ) -> None:
         self.settings = settings
         self._filter = filter_
         self._loop = asyncio.get_running_loop()
-        self._on_refused = on_refused
-        self._on_saturated = on_saturated
-        self._on_too_many = on_too_many
-        self._on_cancelled = on_cancelled
-        self.handle_LIMIT = on_limit  # a hook: called with the name of the limit that a client exceeded
+        self._reports = reports
+        self.handle_LIMIT = reports.limit  # a hook: called with the name of the limit that a client exceeded
         self.listener = Listener[SmtpConnection](settings.listener, is_ahead=is_ahead)
         self._spool = spool
         self._context = self._make_context()
@@ -183,7 +173,7 @@ class SmtpServer:
         self, address: str | None, reason: Refusal, sender: str | None = None, reply: Reply | None = None
     ) -> None:
         stage = "connect" if sender is None else "mail"
-        self._on_refused(RefusedClient(stage, address, sender or "", reason.value, rule_of(reason), reply))
+        self._reports.refused(RefusedClient(stage, address, sender or "", reason.value, rule_of(reason), reply))
         text, mail = ("", ()) if sender is None else (", mail from <%s>", (LoggedAddress(sender),))
         log.info("listener %s: %s refused: %s" + text, self.settings.name, address or "unix", reason.value, *mail)
 
@@ -217,7 +207,7 @@ class SmtpServer:
             return self._saturated("mail", session, address, refusal)
         client = _sending_host(session)
         if (refusal := early.refused_by_rate(client)) is not None:
-            self._on_too_many(too_many("mail", client, address, refusal))
+            self._reports.too_many(too_many("mail", client, address, refusal))
             return refusal
         return MISSING
 
@@ -257,14 +247,16 @@ class SmtpServer:
 
     def _saturated(self, stage: str, session: SmtpSession, sender: str, refusal: Reply) -> Reply:
         rule = self._filter.early.saturation_rule
-        self._on_saturated(RefusedClient(stage, _sending_host(session), sender, "saturated", rule, refusal))
+        self._reports.saturated(RefusedClient(stage, _sending_host(session), sender, "saturated", rule, refusal))
         return refusal
 
     def handle_CANCEL(self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope) -> None:
         """The client went away, or was cut off, before the end of the content."""
         client, sender = _sending_host(session), envelope.mail_from or ""
         is_stopped = self._filter.is_stopping
-        self._on_cancelled(RefusedClient("data", client, sender, "", rule_names.CLIENT_GONE, is_stopped=is_stopped))
+        self._reports.cancelled(
+            RefusedClient("data", client, sender, "", rule_names.CLIENT_GONE, is_stopped=is_stopped)
+        )
 
     def handle_DATA(
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope

@@ -19,6 +19,7 @@ from bridge.filter.settings import FilterSettings
 from bridge.intake.milter import protocol
 from bridge.intake.milter.context import MilterSettings
 from bridge.intake.milter.server import MilterServer
+from bridge.intake.reports import NO_REPORTS, IntakeReports
 from bridge.mail.action import Action
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
@@ -266,11 +267,11 @@ class Listener:
 @contextlib.asynccontextmanager
 async def listening(
     filter_: Filter, settings: MilterSettings = SETTINGS, sock: socket.socket | None = None, room: int = 1 << 30,
-    hooks: dict[str, Any] | None = None, spool: Spool | None = None, **changes: Any,
+    reports: IntakeReports = NO_REPORTS, spool: Spool | None = None, **changes: Any,
 ) -> AsyncIterator[Listener]:  # fmt: skip
     """A listener for the duration of a test; afterwards no byte may be left in the spool."""
     sock = sock or tcp_socket()
-    server = MilterServer(replace(settings, **changes), filter_, spool or Spool(room), **(hooks or {}))
+    server = MilterServer(replace(settings, **changes), filter_, spool or Spool(room), reports=reports)
     await server.serve(sock)
     listener = Listener(server, sock)
     try:

@@ -9,6 +9,7 @@ import socket
 
 import pytest
 
+from bridge.intake.reports import IntakeReports
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client
@@ -52,7 +53,7 @@ async def test_several_mails_on_one_connection_share_nothing_but_the_client():
 async def test_a_mail_that_is_given_up_during_its_content_is_reported(end):
     """As Postfix does when its client disconnects; once, with the client and the sender, and only after DATA."""
     gone = []
-    async with listening(ScriptedFilter(), hooks={"on_cancelled": gone.append}) as listener:
+    async with listening(ScriptedFilter(), reports=IntakeReports(cancelled=gone.append)) as listener:
         mta = await listener.mta()
         await mta.greet()
         await mta.mail(sender=b"<early@example.org>")
@@ -348,20 +349,20 @@ async def test_log_lines_of_a_noisy_peer_are_bounded(caplog):
 async def test_connections_and_refusals_are_counted():
     """The daemon can count open connections, refused connections, and mail refused by a saturated bridge."""
     counted = []
-    hooks = {
-        "on_refused": lambda refusal: counted.append(("on_refused", refusal.reason)),
-        "on_saturated": lambda refusal: counted.append(("on_saturated", refusal.stage)),
-    }
+    reports = IntakeReports(
+        refused=lambda refusal: counted.append(("refused", refusal.reason)),
+        saturated=lambda refusal: counted.append(("saturated", refusal.stage)),
+    )
     filter_ = ScriptedFilter()
     filter_.early.saturated = Reply(451, "4.3.2", "Busy")
-    async with listening(filter_, max_connections=1, hooks=hooks) as listener:
+    async with listening(filter_, max_connections=1, reports=reports) as listener:
         mta = await listener.mta()
         await mta.greet()
         assert listener.server.connections == 1
         assert await (await listener.mta()).closed()
-        assert (counted, listener.server.connections) == ([("on_refused", "limit")], 1)
+        assert (counted, listener.server.connections) == ([("refused", "limit")], 1)
         await mta.ask(frame("M", b"<a@b>\0"))
-    assert (counted[1:], listener.server.connections) == ([("on_saturated", "mail")], 0)
+    assert (counted[1:], listener.server.connections) == ([("saturated", "mail")], 0)
 
 
 def test_default_settings_trust_this_machine_only():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge.intake.reports import IntakeReports
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
 from bridge.mail.spool import DiskLimits
@@ -276,7 +277,7 @@ async def test_content_that_trickles_forever_is_cut():
 async def test_an_exceeded_time_limit_is_counted(start, limit):
     """Time limits have the same metric labels as over SMTP."""
     hit = []
-    async with listening(ScriptedFilter(), read_timeout_s=0.1, hooks={"on_limit": hit.append}) as listener:
+    async with listening(ScriptedFilter(), read_timeout_s=0.1, reports=IntakeReports(limit=hit.append)) as listener:
         mta = await listener.mta()
         await mta.negotiate()
         mta.send(start)
@@ -287,8 +288,8 @@ async def test_an_exceeded_time_limit_is_counted(start, limit):
 async def test_content_that_takes_too_long_is_counted():
     """The time limit for the whole content has its own label."""
     hit = []
-    hooks = {"on_limit": hit.append}
-    async with listening(ScriptedFilter(), read_timeout_s=5, content_timeout_s=0.2, hooks=hooks) as listener:
+    reports = IntakeReports(limit=hit.append)
+    async with listening(ScriptedFilter(), read_timeout_s=5, content_timeout_s=0.2, reports=reports) as listener:
         mta = await listener.mta()
         await mta.negotiate()
         mta.send(frame("M", b"<a@b>\0") + frame("L", b"A\0 b\0"))
@@ -304,8 +305,8 @@ async def test_an_unfinished_macro_closes_its_own_connection_only(event, rest):
     of open connections; and the timer failed at it before it came to the deadlines of the others.
     """
     given_up = []
-    hooks = {"on_cancelled": given_up.append}
-    async with listening(ScriptedFilter(), read_timeout_s=0.5, hooks=hooks) as listener:
+    reports = IntakeReports(cancelled=given_up.append)
+    async with listening(ScriptedFilter(), read_timeout_s=0.5, reports=reports) as listener:
         silent = [await listener.mta() for _ in range(5)]
         broken = [await listener.mta() for _ in range(5)]
         silent += [await listener.mta() for _ in range(5)]
@@ -343,7 +344,7 @@ async def test_a_connection_is_forgotten_even_if_its_end_cannot_be_reported():
     def fail(refusal):
         raise RuntimeError("no report today")
 
-    async with listening(ScriptedFilter(), read_timeout_s=0.5, hooks={"on_cancelled": fail}) as listener:
+    async with listening(ScriptedFilter(), read_timeout_s=0.5, reports=IntakeReports(cancelled=fail)) as listener:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         for end in ("silence", "violation", "reset"):
             mta = await listener.mta()
