@@ -31,16 +31,12 @@ Knows only what it needs of a next hop (`NextHop`); the caller supplies one.
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-import os
 import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Protocol
 
 from bridge.errors import StoreError
@@ -55,12 +51,8 @@ from bridge.quarantine.quarantine import MailLocked, MailNotFound, Quarantine
 from bridge.quarantine.record import RELEASED, MailRecord, ReleaseAttempt
 from bridge.quarantine.release_token import ReleaseTokens
 from bridge.quarantine.store import HeldLock, LockLost
-from bridge.runtime import durable_files
 from bridge.runtime.threads import finish_in_thread
 
-log = logging.getLogger("scanbridge.quarantine")
-
-_ACTIONS = "actions.log"
 _LOCK_PAUSE_S = 0.1
 _RECORD_PAUSE_S = 0.5
 _NAMED = 10  # recipients named in one message
@@ -112,8 +104,10 @@ class ReleaseRequest:
 
 
 async def release(quarantine: Quarantine, mail_id: str, next_hop: NextHop, request: ReleaseRequest) -> Delivery:
-    """Send the mail on. Raises NextHopError or StoreError: MailNotFound, MailLocked, LockLost, RecordChanged,
-    AlreadyReleased, ReleaseUncertain, NotRecorded.
+    """Send the mail on.
+
+    Raises NextHopError, or StoreError: MailNotFound, MailLocked, LockLost, RecordChanged, AlreadyReleased,
+    ReleaseUncertain, NotRecorded.
     """
     async with _locked(quarantine, mail_id, request.wait_s) as held:
         stored = await finish_in_thread(quarantine.read_stored, mail_id)
@@ -123,15 +117,7 @@ async def release(quarantine: Quarantine, mail_id: str, next_hop: NextHop, reque
         envelope = _envelope(mail, request)
         with closing(Message(Spool(sys.maxsize))) as message:
             await finish_in_thread(_fetch, quarantine, mail_id, message)
-            if message.begins_with_space():
-                raise StoreError(
-                    "it starts with white space, so its first line would be read as part of the header field that is "
-                    "added above it; export it instead"
-                )
-            if message.is_head_cut():  # we do not know what is there; our own fields would be forged
-                raise StoreError("its header section is longer than 1 MiB; export it instead")
-            if message.size < (size := mail.head_size + mail.size):
-                raise StoreError(f"it is damaged: of its {size:,} bytes, {message.size:,} are left; export it instead")
+            _check(message, mail)
             now = datetime.now(UTC)
             attempt = ReleaseAttempt(now.isoformat(timespec="milliseconds"), request.by, envelope.addresses)
             head = await finish_in_thread(_token, message, envelope, request, now)
@@ -165,6 +151,19 @@ def _fetch(quarantine: Quarantine, mail_id: str, message: Message) -> None:
             message.write(chunk)
     except OSError as exc:
         raise StoreError(f"it cannot be read: {exc}") from exc
+
+
+def _check(message: Message, mail: MailRecord) -> None:
+    """Raises StoreError for a mail that cannot be sent with our fields above it."""
+    if message.begins_with_space():
+        raise StoreError(
+            "it starts with white space, so its first line would be read as part of the header field that is "
+            "added above it; export it instead"
+        )
+    if message.is_head_cut():  # we do not know what is there; our own fields would be forged
+        raise StoreError("its header section is longer than 1 MiB; export it instead")
+    if message.size < (size := mail.head_size + mail.size):
+        raise StoreError(f"it is damaged: of its {size:,} bytes, {message.size:,} are left; export it instead")
 
 
 def _token(message: Message, envelope: Envelope, request: ReleaseRequest, now: datetime) -> bytes:
@@ -301,17 +300,3 @@ def _earlier_release(mail: MailRecord) -> str:
         f"it was released to {', '.join(delivered[:_NAMED])}{more}, last by {last.by} at {last.local_time}; "
         "to send it again, or to others, add --again"
     )
-
-
-def log_action(directory: Path, action: str, mail_id: str, by: str, **facts: object) -> None:
-    """Write one line about an operator's action to the log and to `actions.log`. Raises OSError."""
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    line: dict[str, object] = {"time": now, "action": action, "id": mail_id, "by": by, **facts}
-    log.info("%s", json.dumps(line))
-    path = directory / _ACTIONS
-    fd = durable_files.open_own(path, os.O_WRONLY | os.O_APPEND)
-    try:
-        durable_files.give_to_owner(path)
-        os.write(fd, json.dumps(line).encode("ascii") + b"\n")
-    finally:
-        os.close(fd)

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from bridge.errors import StoreError, StoreFull
+from bridge.quarantine.action_log import log_action
 from bridge.quarantine.index_search import Query
 from bridge.quarantine.local_store import LocalStore
 from bridge.quarantine.quarantine import MailLocked, Quarantine, QuarantineSettings
-from bridge.quarantine.release import ReleaseRequest, ReleaseUncertain, log_action, release
+from bridge.quarantine.release import ReleaseRequest, ReleaseUncertain, release
 from bridge.quarantine.usage import Quota
 from bridge.runtime.database import Database
 from bridge.testing import eventually

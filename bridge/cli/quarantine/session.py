@@ -19,10 +19,10 @@ from bridge.config.model import Config
 from bridge.daemon import wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.mail.action import Action
+from bridge.quarantine.action_log import log_action
 from bridge.quarantine.index_search import Query
 from bridge.quarantine.quarantine import Quarantine
 from bridge.quarantine.record import MailRecord
-from bridge.quarantine.release import log_action
 from bridge.runtime.suggestion import nearest
 from bridge.runtime.visible_text import visible
 
