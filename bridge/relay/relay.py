@@ -157,11 +157,11 @@ class SmtpRelay:
     async def _hand_over(self, conn: NextHopConnection, tx: Transaction, head: bytes, deadline: float) -> DotAnswers:
         """Send everything including the dot. If that fails, the connection is returned to the pool or dropped."""
         try:
-            batch = self._commands(conn, tx, head)
+            batch = self._make_commands(conn, tx, head)
             conn.needs_reset = False
-            refused = await self._envelope(conn, batch, tx.is_per_recipient, deadline)
+            refused = await self._send_envelope(conn, batch, tx.is_per_recipient, deadline)
             expected = DotAnswers(len(tx.envelope.recipients), refused, self._is_lmtp, tx.is_per_recipient)
-            await self._content(conn, tx, head, expected.count, deadline)
+            await self._send_content(conn, tx, head, expected.count, deadline)
             return expected
         except _StaleConnection:
             raise
@@ -173,7 +173,7 @@ class SmtpRelay:
             self.pool.give_back(conn)
             raise
 
-    def _commands(self, conn: NextHopConnection, tx: Transaction, head: bytes) -> Commands:
+    def _make_commands(self, conn: NextHopConnection, tx: Transaction, head: bytes) -> Commands:
         """Raises NextHopError, before anything is sent."""
         if not conn.reused:
             self._announced.note(conn.capabilities.names)
@@ -185,7 +185,7 @@ class SmtpRelay:
             missing = f"{self._settings.next_hop} does not announce {exc.extension}, perhaps only temporarily"
             raise CannotCarry(exc.extension, commands.FOR_NOW, missing) from exc
 
-    async def _envelope(
+    async def _send_envelope(
         self, conn: NextHopConnection, batch: Commands, is_per_recipient: bool, deadline: float
     ) -> RefusedRecipients:
         """Send the commands up to DATA; return the recipients that were refused."""
@@ -193,7 +193,7 @@ class SmtpRelay:
             conn.send(batch.wire, batch.count)
             received = await conn.replies(batch.count, self._settings.timeout_s, deadline)
         else:
-            received = await self._step_by_step(conn, batch, is_per_recipient, deadline)
+            received = await self._send_one_by_one(conn, batch, is_per_recipient, deadline)
         if conn.errors:  # a refusal, which is not passed on if there is one answer too many
             await conn.settle()
         if not conn.reused and any(reply.code >= 400 for reply in received[: batch.before_mail]):
@@ -237,7 +237,7 @@ class SmtpRelay:
             conn.abort()
             raise NextHopError(client_replies.OUT_OF_PLACE)
 
-    async def _step_by_step(
+    async def _send_one_by_one(
         self, conn: NextHopConnection, batch: Commands, is_per_recipient: bool, deadline: float
     ) -> list[Reply]:
         """One command at a time, for a next hop without PIPELINING."""
@@ -252,7 +252,7 @@ class SmtpRelay:
             received += reply
         return received
 
-    async def _content(
+    async def _send_content(
         self, conn: NextHopConnection, tx: Transaction, head: bytes, expected_replies: int, deadline: float
     ) -> None:
         timeout_s = self._settings.timeout_s
@@ -280,7 +280,7 @@ class SmtpRelay:
         self, conn: NextHopConnection, mail_id: str, recipients: Sequence[str], expected: DotAnswers, until: float
     ) -> Delivered:
         try:
-            received = await self._dot_answers(conn, expected, until)
+            received = await self._await_dot_answers(conn, expected, until)
         except asyncio.CancelledError:
             task = asyncio.create_task(self._finish_without_client(conn, mail_id, recipients, expected, until))
             self._orphaned.add(task)
@@ -291,7 +291,7 @@ class SmtpRelay:
     async def _finish_without_client(
         self, conn: NextHopConnection, mail_id: str, recipients: Sequence[str], expected: DotAnswers, until: float
     ) -> None:
-        received = await self._dot_answers(conn, expected, until)
+        received = await self._await_dot_answers(conn, expected, until)
         try:
             delivered = self._conclude(conn, expected, received)
         except NextHopError as exc:
@@ -306,7 +306,7 @@ class SmtpRelay:
         for reply in dict.fromkeys(replies[position] for position in known):
             self._on_late_answer(mail_id, [recipients[each] for each in known if replies[each] == reply], reply)
 
-    async def _dot_answers(self, conn: NextHopConnection, expected: DotAnswers, until: float) -> list[Reply]:
+    async def _await_dot_answers(self, conn: NextHopConnection, expected: DotAnswers, until: float) -> list[Reply]:
         return await conn.replies(expected.count, self._settings.timeout_s, until, settles=True)
 
     def _conclude(self, conn: NextHopConnection, expected: DotAnswers, received: list[Reply]) -> Delivered:
