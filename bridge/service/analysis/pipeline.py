@@ -191,14 +191,14 @@ class Pipeline:
         if job.mail.size > INLINE_BYTES or job.mail.needs_process or self._yara:
             return None
         try:
-            return self._inspected_here(job.mail.content(), self._of_this(job, self._inline)), _NOTHING
+            return self._inspect_here(job.mail.content(), self._limits_for(job, self._inline)), _NOTHING
         except NeedsProcess:
             job.mail.needs_process = True
             return None
         except Exception as exc:  # also RecursionError and MemoryError
             return self._crashed(job, exc)
 
-    def _inspected_here(self, content: bytes, limits: Limits) -> Inspection:
+    def _inspect_here(self, content: bytes, limits: Limits) -> Inspection:
         if not self._reads_parts:
             return inspect(content, limits)
         parts = Collector()
@@ -206,7 +206,7 @@ class Pipeline:
         found.parts = MailParts(iter(parts.contents), parts.described, is_complete=not found.limits)
         return found
 
-    def _of_this(self, job: AnalysisJob, limits: Limits) -> Limits:
+    def _limits_for(self, job: AnalysisJob, limits: Limits) -> Limits:
         """The envelope says who sent a mail, which the mail itself need not."""
         sender = job.request.border.envelope_from
         return replace(limits, envelope_from=sender) if self._phishing and sender else limits
@@ -216,7 +216,7 @@ class Pipeline:
         if inspected is not None:
             return inspected
         try:
-            limits = self._of_this(job, self._limits)
+            limits = self._limits_for(job, self._limits)
             return await self._inspector.inspect(job.mail, limits, self._inspect_s), _NOTHING
         except WorkerFailed as exc:
             return Inspection(), self._failure(job.ggrid, "mime", f"failed:mime-{exc}", self._mime.required)
@@ -287,10 +287,9 @@ class Pipeline:
         shift = 0.0
         if self._learned is not None and self._learned.has_votes and inspection.phishing is not None:
             senders = senders_of(inspection.authors, job.request.border.remote_address, tags)
-            shift = self._learned.shift(
-                *(job.request.tenant_uid, senders, inspection.phishing.signals, self._phishing.weights),
-                is_dangerous=has_danger(tags),
-            )
+            tenant, signals = job.request.tenant_uid, inspection.phishing.signals
+            weights = self._phishing.weights
+            shift = self._learned.shift(tenant, senders, signals, weights, is_dangerous=has_danger(tags))
         return self._phishing.points(inspection.phishing, tags, shift)
 
     def _tags(self, job: AnalysisJob, inspection: Inspection, answers: Sequence[_Answer]) -> set[str]:
@@ -308,10 +307,9 @@ class Pipeline:
         self._records.add(result, job.request.tenant_uid, score, job.mail.size)
         self._metrics.decided(result.decision)
         if self._log_scans:
-            log.info(
-                "ggrid=%s size=%d decision=%s verdict=%s score=%s tags=%s",
-                *(job.ggrid, job.mail.size, result.decision, result.verdict, score, ",".join(result.tags)),
-            )
+            tags = ",".join(result.tags)
+            text = "ggrid=%s size=%d decision=%s verdict=%s score=%s tags=%s"
+            log.info(text, job.ggrid, job.mail.size, result.decision, result.verdict, score, tags)
 
     def _list_tags(self, job: AnalysisJob, inspection: Inspection) -> set[str]:
         try:
@@ -337,8 +335,12 @@ class Pipeline:
 def _traits(job: AnalysisJob, inspection: Inspection) -> Traits:
     border = job.request.border
     return traits_of(
-        *(border.envelope_from, inspection.senders, border.remote_address),
-        *(inspection.hosts, inspection.digests, border.envelope_recipients),
+        sender=border.envelope_from,
+        header_senders=inspection.senders,
+        client=border.remote_address,
+        hosts=inspection.hosts,
+        digests=inspection.digests,
+        recipients=border.envelope_recipients,
     )
 
 
@@ -368,11 +370,13 @@ def _finite(score: float) -> float:
 
 
 def limits_of(analyzers: Analyzers, *, archives: bool = True, envelope_from: str = "") -> Limits:
+    """Without `archives`: those of an inspection in the event loop."""
     mime, urls = analyzers.mime or Mime(), analyzers.urls or Urls()
+    bounds = Bounds(mime.max_parts, mime.max_depth, mime.max_header_size)
+    if not archives:
+        bounds = replace(bounds, parts=min(mime.max_parts, INLINE_PARTS), naming_work=INLINE_NAMING)
     return Limits(
-        bounds=Bounds(mime.max_parts, mime.max_depth, mime.max_header_size)
-        if archives
-        else Bounds(min(mime.max_parts, INLINE_PARTS), mime.max_depth, mime.max_header_size, INLINE_NAMING),
+        bounds=bounds,
         archive_depth=mime.max_archive_depth,
         archive_members=mime.max_archive_members,
         extracted_bytes=mime.max_extracted_size,

@@ -176,8 +176,14 @@ def _host(words: set[str], counts: list[int], hosts: Iterable[str]) -> str:
     return ""
 
 
-def traits_of(sender: str, header_senders: Iterable[str], client: str | None, hosts: Iterable[str],
-              digests: Iterable[str], recipients: Iterable[str] = ()) -> Traits:  # fmt: skip
+def traits_of(
+    sender: str,
+    header_senders: Iterable[str],
+    client: str | None,
+    hosts: Iterable[str],
+    digests: Iterable[str],
+    recipients: Iterable[str] = (),
+) -> Traits:
     """Normalise remote input; a value without a normal form matches nothing."""
     return Traits(
         address(sender),
