@@ -222,7 +222,7 @@ class SmtpServer:
         early, groups = self._filter.early, self.settings.groups
         if early.may_be_another(address, groups.known):
             return early.refuse_recipient(self._describe(session), envelope.mail_from or "", address, UNCERTAIN_DOMAIN)
-        if envelope.rcpt_tos and not session.answers_each:
+        if envelope.rcpt_tos and not session.is_per_recipient:
             refusal = groups.refusal(envelope.rcpt_tos[0], address)
             if refusal is not None:
                 return refusal
@@ -306,7 +306,7 @@ class SmtpServer:
             message=envelope.message,
             received_at=now,
             deadline=now + self._filter.deadline_s,
-            is_per_recipient=session.answers_each,
+            is_per_recipient=session.is_per_recipient,
         )
 
     def _read_client(self, header: ClientHeader, transaction: Transaction) -> Transaction:

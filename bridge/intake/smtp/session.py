@@ -10,8 +10,8 @@
 Knows no socket, no event loop and no clock: `connection` performs the effects. `commands` recognises each command and
 its arguments, and calls the methods here. Nor does it decide which mail is wanted: the handler's hooks do that
 (`handle_MAIL`, `handle_RCPT`, `handle_PREDATA`, `handle_DATA`, ...). A hook that returns MISSING leaves the answer to
-us; anything else is the reply, or for `handle_DATA` the filter's outcome. With `answers_each`, that may be a tuple of
-replies, one for each recipient.
+us; anything else is the reply, or for `handle_DATA` the filter's outcome. With `is_per_recipient`, that may be a tuple
+of replies, one for each recipient.
 
 Replies carry enhanced status codes, and XFORWARD and XCLIENT are accepted from trusted clients only. If this is wrong,
 mail is lost, duplicated, or judged by the wrong client's address.
@@ -65,8 +65,7 @@ class SmtpSession(StockSession):
     __slots__ = (
         *("_excused", "_id", "calls_left", "client", "described", "envelope", "errors"),
         *("extended_smtp", "forwarded", "host_name", "idle_commands", "introduced", "is_for_others", "is_tls_accepted"),
-        *("mails",),
-        *("peer", "peer_address", "replies", "settings", "trusted"),
+        *("mails", "peer", "peer_address", "replies", "settings", "trusted"),
     )
 
     # aiosmtpd sets these on each session, but few sessions need them.
@@ -107,7 +106,7 @@ class SmtpSession(StockSession):
         return self._id
 
     @property
-    def answers_each(self) -> bool:
+    def is_per_recipient(self) -> bool:
         """Whether the final dot of the current mail is answered with one reply for each recipient."""
         return self.settings.is_lmtp or self.envelope.prdr
 
@@ -293,7 +292,7 @@ class SmtpSession(StockSession):
         self.reset()
         self.replies.append(self.settings.banner)
 
-    # The mail. `unchecked` is None if the fast path recognised the line: its parameters are correct
+    # The mail. `unchecked`: the path whose parameters must be checked; None if the fast path has recognised the line
 
     def mail(self, address: str, options: list[str], unchecked: Path | None = None) -> Effect | None:
         envelope = self.envelope
@@ -301,13 +300,14 @@ class SmtpSession(StockSession):
             return self.refuse(replies.NESTED_MAIL)
         if unchecked is None:
             envelope.smtp_utf8 = envelope.prdr = False
-        elif (refusal := self._refuse_mail(unchecked)) is not None:
+        elif (refusal := self._take_parameters(unchecked)) is not None:
             if refusal is TOO_LARGE:
                 return Ask("OVERSIZE", SmtpSession._refuse_oversize, (address, declared_size(unchecked)))
             return self.refuse(refusal)
         return Ask("MAIL", SmtpSession._begin_mail, (address, options))
 
-    def _refuse_mail(self, path: Path) -> Reply | None:
+    def _take_parameters(self, path: Path) -> Reply | None:
+        """Note what the parameters of MAIL ask for. Returns the refusal if one of them cannot be accepted."""
         settings, names = self.settings, [name for name, _ in path.params]
         self.envelope.smtp_utf8 = "SMTPUTF8" in names
         self.envelope.prdr = "PRDR" in names
@@ -388,13 +388,13 @@ class SmtpSession(StockSession):
 
     def answer_mail(self, status: Any, arguments: tuple[Reply, int] | tuple[()] = ()) -> None:
         """Answer with what the handler decided; then this mail is over."""
-        envelope, answers_each = self.envelope, self.answers_each
+        envelope, is_per_recipient = self.envelope, self.is_per_recipient
         self.reset()
         if isinstance(status, Outcome):
             status = status.replies or status.reply
         elif status is MISSING:
             status = arguments[0] if arguments else replies.OK
-        if answers_each:
+        if is_per_recipient:
             self._announce(replies_to_dot(status, len(envelope.rcpt_tos), is_prdr=envelope.prdr))
         else:
             assert not isinstance(status, tuple)

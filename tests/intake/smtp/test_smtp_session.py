@@ -279,7 +279,7 @@ def test_final_dot_has_one_reply_or_one_for_each_recipient(
     session = SmtpSession(settings)
     greeting = b"LHLO x" if settings.is_lmtp else b"EHLO x"
     play(session, [greeting, b"MAIL FROM:<a@b>" + parameter, b"RCPT TO:<c@d>", b"RCPT TO:<e@f>", b"DATA"])
-    assert session.answers_each == (len(replies) > 1)
+    assert session.is_per_recipient == (len(replies) > 1)
     assert "PRDR" not in session.envelope.mail_options
     taken(session)
     ask = session.receive_content(content())
