@@ -106,7 +106,7 @@ class Seconds(click.ParamType[float]):
 
 
 class Limit(click.IntRange):
-    """The maximum number of results; `least` is 1 where 0, which means no limit, is not possible."""
+    """The maximum number of results. 0 means no limit; where that is not possible, `least` is 1."""
 
     def __init__(self, least: int = 0) -> None:
         super().__init__(least)

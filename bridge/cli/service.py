@@ -208,7 +208,7 @@ def create_key(path: Path | None, name: str, own: Path | None) -> None:
         key = keys.create(name)
         try:
             say(key)
-        except (CannotPrint, BrokenPipeError):  # nobody will ever know it
+        except (CannotPrint, BrokenPipeError):  # a key that nobody has seen is of no use
             keys.revoke(name)
             raise
     say("save this key now: only its hash is stored", err=True)

@@ -104,7 +104,7 @@ def import_votes(path: Path | None, own: Path | None, scope: str, file: TextIO) 
 
 
 def _votes(file: TextIO) -> list[Vote]:
-    """Ends the command if the file cannot be used."""
+    """Read the votes in a file. Ends the command if the file cannot be used."""
     from bridge.service.learning.votes import BadVote, Vote
 
     votes: list[Vote] = []
@@ -115,7 +115,7 @@ def _votes(file: TextIO) -> list[Vote]:
         _refuse(file, f"line {len(votes) + 1}: {exc}; nothing was changed")
     except OSError as exc:
         _refuse(file, f"cannot be read: {exc.strerror}; nothing was changed")
-    if not votes:  # an export that failed, for example
+    if not votes:  # the export may have failed
         _refuse(file, "the file has no votes; nothing was changed (`learning reset` deletes all votes)")
     return votes
 

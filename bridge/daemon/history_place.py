@@ -64,7 +64,7 @@ def _password(conf: Config) -> str | None:
 
 
 def _current_password(conf: Config) -> str | None:
-    """None while the file cannot be read."""
+    """The password at this moment; None if its file cannot be read."""
     try:
         return _password(conf)
     except ConfigError:

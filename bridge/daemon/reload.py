@@ -71,7 +71,7 @@ def _fixed(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
             and (other := before.get((listener.name, str(listener.address)))) is not None
         ):
             yield f"listener {listener.name}: tls", other.tls is None, listener.tls is None
-    yield "state_database", old.state_database, new.state_database  # it has the personal lists, whatever else is off
+    yield "state_database", old.state_database, new.state_database  # personal lists are in it even if nothing else is
     yield "state_database_password_file", old.state_database_password_file, new.state_database_password_file
     same_database = new.model_copy(update={"state_database": old.state_database})  # this key has its own line
     yield "late_decisions", wiring.effective_late_decisions(old), wiring.effective_late_decisions(same_database)

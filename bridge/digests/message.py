@@ -88,7 +88,7 @@ class DigestMaker:
         return self.settings.config.page.base
 
     def url(self, act: Act, person: str, now: float, item: Item | None = None) -> str:
-        """`item`: the copy that it is about; its recipient is the person, or an alias of theirs."""
+        """`item`: the copy of the mail that the link is for. Its recipient is this person, or one of their aliases."""
         expires_at = int(now + self.settings.config.link_validity)
         where = "u" if act is Act.UNSUBSCRIBE else "l"
         link = Link(act, expires_at, "", person)

@@ -1,8 +1,8 @@
 """Policy: from the scanner's decision, or the lack of one, to an action and a reply.
 
 Tables only, no I/O. Which action each case has by default is in `bridge.config.policy`; `pipeline` looks up the rule
-of a mail. Only here does an error become a reply code: temporary unless the mail itself is
-the reason, and never with the error's text, which is for the log.
+of a mail. Only here does an error become a reply code: temporary unless the mail itself is the reason, and never with
+the error's text, which is for the log.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def reply_for(case: Case, rule: Rule, error: BaseException | None, wanted: str =
 
 
 def as_configured(refusal: Reply, policy: Policy) -> Reply:
-    """A refusal of the intake, in the policy's own words if it has any: it has a rule for mail that is too large."""
+    """A refusal by the intake, with the policy's own code and text if it has a rule for it (mail that is too large)."""
     rule = policy[Case.TOO_LARGE]
     is_own = rule.action is Action.TEMPFAIL or rule.code is not None or rule.text is not None
     if not is_own or rule_of_refusal(refusal) != rule_names.TOO_LARGE:

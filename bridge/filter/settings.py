@@ -30,7 +30,7 @@ class FilterSettings:
         return self.tenant_by_domain.get(domain_of(address), self.default_tenant)
 
     def policy_of(self, envelope: Envelope) -> Policy:
-        """That of the tenant, if all recipients have the same; that of the listener before RCPT."""
+        """The tenant's policy if all recipients have the same tenant; otherwise, and before RCPT, the listener's."""
         tenants = {self.tenant_of(address) for address in envelope.addresses}
         own = self.tenant_policies.get(tenants.pop() or "") if len(tenants) == 1 else None
         return own or self.policy

@@ -15,17 +15,17 @@ _FORMULA, _MARKED = re.compile(f"(^|;)({_START})"), re.compile(f"(^|;)'({_START}
 
 
 def csv_row(*cells: str) -> str:
-    """With its line end."""
+    """The row, with its line end."""
     row = io.StringIO()
     csv.writer(row).writerow([no_formula(visible(cell)) for cell in cells])
     return row.getvalue()
 
 
 def no_formula(text: str) -> str:
-    """With an apostrophe before each formula, as people write it in a spreadsheet to get text."""
+    """Put an apostrophe before each formula: in a spreadsheet, that makes it text."""
     return _FORMULA.sub(r"\1'\2", text)
 
 
 def original(text: str) -> str:
-    """What `no_formula` was given."""
+    """Undo `no_formula`."""
     return _MARKED.sub(r"\1\2", text)

@@ -58,7 +58,7 @@ class DatabaseUnusable(BridgeError):
 class Database:
     """The URL, and the password if it is not part of the URL.
 
-    `reread` returns the password as it is now: it may be changed while we run. None if that cannot be read.
+    `reread` reads the password again, because it may change while we run; None if it cannot be read.
     """
 
     url: str = field(repr=False)

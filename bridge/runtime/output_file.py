@@ -17,7 +17,7 @@ _OWN_DIRECTORIES = ("/dev/fd", "/proc/self/fd")
 
 
 def write(path: Path, text: str, mode: int = 0o600) -> None:
-    """Complete or not at all; a link at this place is replaced, not followed. Raises OSError."""
+    """Write the whole file or nothing. A link in its place is replaced, not followed. Raises OSError."""
     with root_as_owner.as_operator():
         if (fd := stream(path)) is not None:
             with os.fdopen(fd, "w", encoding="utf-8") as file:
@@ -48,7 +48,7 @@ def stream(path: Path) -> int | None:
 
 
 def _checked(fd: int, path: Path) -> int:
-    """Not a disk, whose first blocks would be lost. Raises OSError."""
+    """Refuse a disk: writing to it would overwrite its first blocks. Raises OSError."""
     if not (stat.S_ISFIFO(mode := os.fstat(fd).st_mode) or stat.S_ISCHR(mode)):
         os.close(fd)
         raise FileExistsError(errno.EEXIST, "neither a file nor a pipe", str(path))

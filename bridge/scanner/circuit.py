@@ -80,7 +80,7 @@ class Circuit:
 
     @property
     def is_probing(self) -> bool:
-        """Whether all other mail waits for what becomes of the probe."""
+        """Whether all other mail waits for the result of the probe."""
         return self._probing and self.state is not _CLOSED
 
     def begin(self) -> bool:

@@ -49,8 +49,7 @@ log = logging.getLogger(__name__)
 _dice = random.Random()  # noqa: S311 - spreads load, keeps no secret
 
 
-# Between status requests to a host that refuses connections or gets only probes: its return is noticed at once.
-_RETRY_S = 1.0
+_RETRY_S = 1.0  # between status requests to a host that refuses connections or gets only probes
 _WEIGHT_0 = 0.1  # RFC 2782: a small chance compared with records that have a weight
 _PRESSED = (QueueStatus.YELLOW, QueueStatus.RED)
 # Python 3.11: looking up an enum member takes 0.3 us (`bridge/scanner/circuit.py`).
@@ -147,7 +146,7 @@ class Scanner:
             if not self._may_go_on_after(error):
                 break
             if len(doubts) > 1:  # a mail on which two hosts fail is not sent to a third
-                doubts = [doubt for doubt in doubts if await self._is_the_mails(doubt, deadline)]
+                doubts = [doubt for doubt in doubts if await self._is_mail_to_blame(doubt, deadline)]
                 if len(doubts) > 1:
                     break
         for doubt in doubts:
@@ -202,7 +201,7 @@ class Scanner:
             return False
         return self._settings.resubmit or (isinstance(error, Lost) and not error.sent_whole)
 
-    async def _is_the_mails(self, doubt: Doubt, deadline: float) -> bool:
+    async def _is_mail_to_blame(self, doubt: Doubt, deadline: float) -> bool:
         return isinstance(await self._trials.blame(doubt, deadline), ScanFailed)
 
     async def try_scan(self, host: Host, timeout_s: float) -> None:
@@ -298,7 +297,7 @@ class Scanner:
             is_returning = host.circuit.state is not _CLOSED and not (host.silent or host.is_broken)
             if is_returning:
                 pause_s = min(interval, _RETRY_S)
-            if host.is_broken or (is_returning and host.circuit.is_probing):  # all others wait for that mail
+            if host.is_broken or (is_returning and host.circuit.is_probing):  # all other mail waits for the result
                 self._trials.start(host, host.probe_tenant)
             if host.untried_since is not None and host.decided_since > host.untried_since:
                 host.untried_since = None

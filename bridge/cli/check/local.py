@@ -203,8 +203,9 @@ _UNSCANNED = {
 
 
 def check_policies(conf: Config) -> Iterator[Finding]:
-    """Settings by which wanted mail is lost, or that let a sender get a mail delivered unscanned: one that is slow or
-    odd, or one of many.
+    """Settings that lose wanted mail, or that let a sender get a mail delivered unscanned.
+
+    Such a mail is slow to scan, malformed, or one of very many.
     """
     for listener in conf.listeners:
         policies = [(listener.name, conf.policy_for(listener), f"listeners.{listener.name}.", listener.policy)]

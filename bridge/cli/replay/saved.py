@@ -15,11 +15,11 @@ class BadResult(BridgeError):
 
 
 class Incomplete(BridgeError):
-    """The replay ended early: its result must not take the place of a complete one."""
+    """The replay ended early: its result must not replace a complete one."""
 
 
 def write(path: Path, replay: Replay) -> None:
-    """Complete or not at all; readable by its owner only, because it names senders and recipients.
+    """Write the whole file or nothing. Only its owner may read it, because it names senders and recipients.
 
     Raises Incomplete, OSError.
     """

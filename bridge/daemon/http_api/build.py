@@ -31,7 +31,7 @@ def _quarantine(running: Running) -> str | None:
 
 
 def _place(running: Running) -> Callable[[], dict[str, Any]]:
-    """As in `wiring.history`, for other processes: for each, the password as it is when the process starts."""
+    """Like `wiring.history`, but for other processes: each gets the password that is valid when it starts."""
     state = running.core.state
     place = wiring.state_database(running.config, state, "")
     if place.is_sqlite:
