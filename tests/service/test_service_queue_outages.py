@@ -131,6 +131,24 @@ def test_content_whose_upload_failed_is_removed_with_the_next_one(nats, tmp_path
         assert in_queue(front) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [("", "JetStream is not enabled"), ("jetstream {store_dir: %s, max_mem: 1MB}", "insufficient memory resources")],
+)
+def test_nobody_said_why_no_mail_could_be_queued(settings, said, tmp_path, caplog):
+    """The log had the name of an exception for each mail, and no more."""
+    (tmp_path / "nats.conf").write_text(settings.replace("%s", str(tmp_path / "store")))
+    with nats_server(tmp_path, "-c", str(tmp_path / "nats.conf")) as server:
+        plain = configuration([server.url])
+        with service(tmp_path, plain) as front, worker(tmp_path, plain):
+            wait_for(lambda: front.status().json == GREEN)
+            front.server._site._backend._place_s = 0.1
+            assert front.submit(mail()).json["error"] == "queue_unavailable"
+            assert front.submit(mail()).json["error"] == "queue_unavailable"
+    found = [record.getMessage() for record in caplog.records if "cannot keep mail" in record.getMessage()]
+    assert len(found) == 2 and all(said in text for text in found), found  # the API node and the worker, once each
+
+
 def test_content_that_no_one_removes_expires(nats, tmp_path):
     """After `longRequestTimeout`, when no one can be waiting for it."""
     short = configuration([nats.url], core=", longRequestTimeout: 2000")

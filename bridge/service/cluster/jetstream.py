@@ -14,6 +14,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import logging
 import secrets
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
@@ -32,7 +33,7 @@ from nats.js.errors import APIError, NotFoundError
 from nats.js.object_store import ObjectStore
 
 from bridge.runtime.nats_client import cancellable
-from bridge.service.cluster.link import REQUEST_S, Session
+from bridge.service.cluster.link import NATS_ERRORS, REQUEST_S, Session, reason
 from bridge.service.cluster.wire import Names
 from bridge.service.nats_settings import Nats
 
@@ -42,8 +43,28 @@ DUPLICATES_S = 120.0  # a job that is sent again within this time is the same jo
 CHUNK = 256 * 1024
 _WAITING_PULLS = 10_000  # one for each free slot of all workers
 
+log = logging.getLogger("bridge.service")
+
 
 async def prepare(session: Session, settings: Nats, names: Names, timeout_s: float) -> None:
+    """Create what is missing, as far as NATS can, and log why it cannot: each reason once in a session.
+
+    A stream may be without a leader, or gone with a server that kept it in memory.
+    """
+    problem = ""
+    try:
+        async with asyncio.timeout(REQUEST_S):
+            await _create(session, settings, names, timeout_s)
+    except APIError as exc:
+        problem = exc.description or "JetStream is not enabled for this account, or has no leader"
+    except NATS_ERRORS as exc:
+        problem = reason(exc)
+    if problem and problem != session.problem:
+        log.warning("queue: NATS cannot keep mail for analysis: %s", problem)
+    session.problem = problem
+
+
+async def _create(session: Session, settings: Nats, names: Names, timeout_s: float) -> None:
     """Create what is missing, and adapt what has other limits. Raises nats errors."""
     common = StreamConfig(
         storage=StorageType.MEMORY if settings.storage == "memory" else StorageType.FILE,

@@ -43,6 +43,7 @@ class Session:
         self.client = client
         self.stream: JetStreamContext = client.jetstream(timeout=REQUEST_S)
         self.ended = asyncio.Event()
+        self.problem = ""  # with the streams, as logged
 
     async def publish(self, subject: str, data: bytes = b"") -> None:
         """For messages that may be lost: does nothing if the session has ended."""

@@ -272,10 +272,7 @@ class NatsQueue:
                 waiting.by_reference = False
 
     async def _prepare(self, session: Session) -> None:
-        """The stream may be without a leader, or gone with a server that kept it in memory."""
-        with suppress(*NATS_ERRORS):
-            async with asyncio.timeout(REQUEST_S):
-                await jetstream.prepare(session, self._settings, self._names, self._timeout_s)
+        await jetstream.prepare(session, self._settings, self._names, self._timeout_s)
 
     async def _put(self, session: Session, waiting: _Waiting) -> None:
         job = waiting.job

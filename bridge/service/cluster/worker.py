@@ -31,7 +31,7 @@ from bridge.service.analysis.decision import unfinished
 from bridge.service.analysis.job import AnalysisJob, StoredMail
 from bridge.service.analysis.pipeline import Pipeline
 from bridge.service.cluster import jetstream
-from bridge.service.cluster.link import NATS_ERRORS, REQUEST_S, RETRY_S, Link, Session
+from bridge.service.cluster.link import NATS_ERRORS, RETRY_S, Link, Session
 from bridge.service.cluster.members import SIGN_INTERVAL_S
 from bridge.service.cluster.pull import HAND_BACK, Pulls
 from bridge.service.cluster.queue import NOT_WANTED
@@ -188,15 +188,10 @@ class NatsWorker:
         return None
 
     def _prepare(self, session: Session) -> None:
-        """The stream may not exist yet, or have gone with a server that kept it in memory. One attempt at a time."""
-
-        async def prepare() -> None:
-            with suppress(*NATS_ERRORS):
-                async with asyncio.timeout(REQUEST_S):
-                    await jetstream.prepare(session, self._settings, self._names, self._timeout_s)
-
+        """The stream may not exist yet. One attempt at a time."""
         if self._preparing is None or self._preparing.done():
-            self._preparing = asyncio.create_task(prepare())
+            preparing = jetstream.prepare(session, self._settings, self._names, self._timeout_s)
+            self._preparing = asyncio.create_task(preparing)
 
     async def _pause(self) -> None:
         with suppress(TimeoutError):
