@@ -149,6 +149,17 @@ def test_nobody_said_why_no_mail_could_be_queued(settings, said, tmp_path, caplo
     assert len(found) == 2 and all(said in text for text in found), found  # the API node and the worker, once each
 
 
+def test_large_mail_did_not_fit_through_a_server_that_takes_small_messages(tmp_path):
+    """Its chunks were larger than NATS' `max_payload`: it was deferred until its sender gave up."""
+    (tmp_path / "nats.conf").write_text(f"max_payload: 20000\njetstream {{store_dir: {tmp_path / 'store'}}}")
+    with nats_server(tmp_path, "-c", str(tmp_path / "nats.conf")) as server:
+        plain = configuration([server.url])
+        with service(tmp_path, plain) as front, worker(tmp_path, plain):
+            wait_for(lambda: front.status().json == GREEN)
+            assert front.submit(attached(b"x" * MIB)).json["decision"] == "deliver"
+            wait_for(lambda: in_queue(front) == (0, 0))
+
+
 def test_content_that_no_one_removes_expires(nats, tmp_path):
     """After `longRequestTimeout`, when no one can be waiting for it."""
     short = configuration([nats.url], core=", longRequestTimeout: 2000")

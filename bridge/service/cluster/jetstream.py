@@ -134,13 +134,14 @@ async def put(session: Session, names: Names, name: str, pieces: Iterable[bytes]
     """
     place = f"{name}.{secrets.token_hex(8)}"
     digest, size, chunks = hashlib.sha256(), 0, 0
-    for chunk in _chunks(pieces):
+    largest = min(CHUNK, session.client.max_payload)
+    for chunk in _chunks(pieces, largest):
         await session.stream.publish(f"$O.{names.bucket}.C.{place}", chunk)
         digest.update(chunk)
         size, chunks = size + len(chunk), chunks + 1
     info = {
         "name": name, "bucket": names.bucket, "nuid": place, "size": size, "chunks": chunks,
-        "mtime": datetime.now(UTC).isoformat(), "options": {"max_chunk_size": CHUNK},
+        "mtime": datetime.now(UTC).isoformat(), "options": {"max_chunk_size": largest},
         "digest": f"SHA-256={base64.urlsafe_b64encode(digest.digest()).decode()}",
     }  # fmt: skip
     latest = {Header.ROLLUP.value: "sub"}  # this message replaces those of the same subject
@@ -158,13 +159,13 @@ async def free_bytes(session: Session, names: Names) -> int:
     return (info.config.max_bytes or 0) - info.state.bytes
 
 
-def _chunks(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def _chunks(pieces: Iterable[bytes], largest: int) -> Iterator[bytes]:
     rest = bytearray()
     for piece in pieces:
         rest += piece
-        while len(rest) >= CHUNK:
-            yield bytes(rest[:CHUNK])
-            del rest[:CHUNK]
+        while len(rest) >= largest:
+            yield bytes(rest[:largest])
+            del rest[:largest]
     if rest:
         yield bytes(rest)
 
