@@ -48,6 +48,8 @@ _POSTGRESQL = {
     "keepalives_count": 3,
     "tcp_user_timeout": 15_000,
 }
+_LONGER_S = 5.0  # longer than a statement may take: the server would have said so by then
+_LONGEST_S = 900.0  # for a statement without a limit of its own: a change of the schema, for example
 
 
 class DatabaseUnusable(BridgeError):
@@ -80,15 +82,21 @@ class Database:
         return Path(path) if path else None
 
     def engine(
-        self, *, wait_s: float = 10.0, connections: int = 5, synchronous: str = "FULL", statement_s: float = 0.0
+        self,
+        *,
+        wait_s: float = 10.0,
+        connections: int = 5,
+        synchronous: str = "FULL",
+        statement_s: float = 0.0,
+        longer_s: float = _LONGER_S,
     ) -> Engine:
         """An engine, not connected yet. `wait_s` limits waits for a lock or a server, `statement_s` one statement.
 
-        Raises DatabaseUnusable.
+        A server that keeps no limit, because it is frozen, is given up `longer_s` later. Raises DatabaseUnusable.
         """
         try:
             if not self.is_sqlite:
-                return self._server(wait_s, connections, statement_s)
+                return self._server(wait_s, connections, statement_s, longer_s)
             if self.path is None:
                 engine = create_engine(self.url, poolclass=StaticPool, connect_args={"check_same_thread": False})
             else:
@@ -105,17 +113,17 @@ class Database:
             _close_late_returns(engine)
         return engine
 
-    def reading_engine(self, *, wait_s: float = 10.0) -> Engine:
+    def reading_engine(self, *, wait_s: float = 10.0, statement_s: float = 0.0) -> Engine:
         """An engine that changes nothing: it creates no file and needs no right to write. Raises DatabaseUnusable."""
         if self.path is None:
-            return self.engine(wait_s=wait_s, connections=1)
+            return self.engine(wait_s=wait_s, connections=1, statement_s=statement_s)
         path = self.path.absolute()
         engine = create_engine(f"sqlite:///file:{quote(str(path))}?mode=ro&uri=true", connect_args={"timeout": wait_s})
         event.listen(engine, "do_connect", lambda *_: _refuse_planted(path))
         _accept_any_text(engine)
         return engine
 
-    def _server(self, wait_s: float, connections: int, statement_s: float) -> Engine:
+    def _server(self, wait_s: float, connections: int, statement_s: float, longer_s: float) -> Engine:
         url = make_url(self.url)
         if url.drivername == "postgresql":
             url = url.set(drivername="postgresql+psycopg")
@@ -127,6 +135,11 @@ class Database:
             connect_args=arguments,
         )  # fmt: skip
         event.listen(engine, "do_connect", lambda _dialect, _entry, _, values: self._add_password(values))
+        if url.drivername == "postgresql+psycopg":
+            from bridge.runtime.bounded_connection import bounded  # needs the driver, which is optional
+
+            kind = bounded((statement_s or _LONGEST_S) + longer_s)
+            event.listen(engine, "do_connect", lambda _dialect, _entry, given, values: kind.connect(*given, **values))
         _close_late_returns(engine)
         _accept_any_text(engine)
         return engine
@@ -175,7 +188,7 @@ def now(connection: Connection) -> float:
 
 def probe(database: Database) -> None:
     """Connect, create a table, roll back: tests server, password and rights. Raises DatabaseUnusable."""
-    engine = database.engine(wait_s=5.0, connections=1)
+    engine = database.engine(wait_s=5.0, connections=1, statement_s=5.0)
     table = Table("scanbridge_probe", MetaData(), Column("x", Integer))
     try:
         with engine.connect().execution_options(immediate=True) as connection, connection.begin() as transaction:

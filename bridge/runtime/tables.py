@@ -94,7 +94,7 @@ class Tables:
             return self._engine
 
     def _reader(self) -> Engine:
-        return self._place.reading_engine(wait_s=self._wait_s)
+        return self._place.reading_engine(wait_s=self._wait_s, statement_s=self._wait_s)
 
     def _writer(self) -> Engine:
         schema, wait_s = self._schema, self._wait_s

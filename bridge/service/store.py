@@ -178,7 +178,7 @@ class Store:
     def probe(self) -> None:
         """Connect, and change nothing. Raises StoreUnavailable."""
         try:
-            engine = Database(self._url).engine(wait_s=PROBE_S)
+            engine = Database(self._url).engine(wait_s=PROBE_S, statement_s=PROBE_S)
             try:
                 engine.connect().close()
             finally:
