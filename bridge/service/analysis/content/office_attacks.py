@@ -18,6 +18,7 @@ from bridge.service.detection.domains import is_internal
 
 DDE, DDE_LINK, LAUNCH = "office:dde", "office:dde-link", "office:launch"
 REMOTE, EXPLOIT = "office:remote-object", "office:exploit"
+PROGRAM_LINK = "url:starts-program"
 # What may precede an address, and other names of the web: WebDAV is loaded in the same way.
 _WRAPPERS = re.compile(r"(?:mhtml:|ms-[a-z]{1,20}:(?:ofe\|u\|)?|url:)*")
 _WEB = re.compile(r"^webdavs?:")
@@ -53,6 +54,7 @@ _OVER_WEB = ("@", "davwwwroot")
 _HYPERLINK = re.compile(r"\bHYPERLINK\s++([^\n]++)", re.IGNORECASE)
 _WORD = re.compile(r"\"([^\"]*+)|([^\s\"]++)")  # switches and their values may precede the target
 _USUAL = ("http:", "https:", "mailto:")
+_PROGRAM_IN = "/a.exe"  # any program in a folder
 _DDE_WORD = re.compile(  # the first word of a line: a host may be called `dde`
     r"^[^\w\n]*+DDE(?:AUTO)?(?![A-Za-z0-9])\s*+(?:\"([^\"\n]*+)\"|([^\s\"]++))?([^\n]*+)",
     re.IGNORECASE | re.MULTILINE,
@@ -67,6 +69,7 @@ _PROGRAM = re.compile(
 )
 # The header of an equation (EQNOLEFILEHDR): its own length and version. Then the formula in MTEF, of version 2 or 3.
 _EQUATION = re.compile(rb"\x1c\0.{26}[\x02\x03]", re.DOTALL)
+_LINK_BASE = b"_PID_HLINKBASE"  # a property of old documents (MS-OSHARED 2.3.3.2.3.1)
 _ASSOCIATED = re.compile(rb"\xff\xff\x12\0\0\0")
 _LONGEST_PATH = 4096  # bytes
 _PATH_WORK, _PATH_BYTE_WORK = 2000, 40  # for each, and for each of its bytes: it is read as an address
@@ -140,6 +143,11 @@ def any_starts_program(targets: Iterable[str], budget: Budget) -> bool:
     return False
 
 
+def in_folder(base: str) -> str:
+    """A link that a document or a page with such a base may have: without its folder, it is not found as one."""
+    return base + _PROGRAM_IN
+
+
 def hyperlinks(fields: str) -> Iterator[str]:
     """The targets of links that are fields, one per line; with them, what the link says when it is pointed at."""
     for match in _HYPERLINK.finditer(fields):
@@ -149,9 +157,20 @@ def hyperlinks(fields: str) -> Iterator[str]:
 
 def starts_program_in(data: bytes, budget: Budget) -> bool:
     """Whether one of the texts in a record of an old document is such a link, in 8-bit or in 16-bit characters."""
+    return any_starts_program(_texts(data), budget)
+
+
+def is_base_in(properties: bytes, budget: Budget) -> bool:
+    """Whether the properties of an old document complete its links to programs elsewhere."""
+    if _LINK_BASE not in properties.replace(b"\0", b""):
+        return False
+    return any_starts_program(map(in_folder, _texts(properties)), budget)
+
+
+def _texts(data: bytes) -> tuple[str, ...]:
     narrow = (text.decode("latin-1") for text in _NARROW.findall(data))
     wide = (text.decode("utf-16-le") for text in _WIDE.findall(data))
-    return any_starts_program((*narrow, *wide), budget)
+    return (*narrow, *wide)
 
 
 def tag_of_field(fields: str) -> str:

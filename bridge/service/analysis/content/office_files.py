@@ -149,7 +149,9 @@ def office_members(content: bytes, names: Collection[str], budget: Budget) -> It
         yield Member((), None, tags=tuple(sylk_files.tags_of_sylk(content, budget)))
     if web_documents.is_web_document(content):
         templates = tuple(web_documents.templates(content, budget))
-        yield from _loaded(templates, web_documents.fields(content, budget), budget)
+        bases = tuple(web_documents.bases(content, budget))
+        yield from _loaded(templates, web_documents.fields(content, budget), bases, budget)
+        yield Member((), None, tags=tuple(_tags_of_parts(content, budget)))
     if active_mime.has_web_archive(content, names):
         yield from active_mime.web_archive_members(content, budget)
 
@@ -219,6 +221,10 @@ def _stream_tags(name: str, content: bytes, budget: Budget) -> Iterator[str]:
         if _has_password(content):
             yield ENCRYPTED
         yield from _tags_of_text(content, budget)
+    elif name == "\x05documentsummaryinformation":
+        budget.take_work(_SHORT_WORK * len(content))
+        if office_attacks.is_base_in(content, budget):
+            yield office_attacks.LAUNCH
     elif name in ("0table", "1table"):
         if any(map(office_attacks.is_remote, office_attacks.associated(content, budget))):
             yield TEMPLATE
@@ -378,9 +384,10 @@ def _of_xml(content: bytes, names: tuple[str, ...], budget: Budget) -> Iterator[
         unescaped(match[1] or match[2].removesuffix("]]")) for match in _found(_TARGET, _TARGET_MARKS, text, budget)
     ]
     budget.take_work(_FIELD_WORK * sum(map(len, targets)) + _TEXT_WORK * sum(map(len, sheet.formulas)))
-    if office_attacks.any_starts_program((*targets, *excel_files.texts_in_formulas(sheet.formulas)), budget):
+    may_start = (*targets, *excel_files.texts_in_formulas(sheet.formulas), *map(office_attacks.in_folder, found.bases))
+    if office_attacks.any_starts_program(may_start, budget):
         tags.add(office_attacks.LAUNCH)
-    links |= dict.fromkeys(targets)
+    links |= dict.fromkeys((*targets, *found.bases))
     if found.has_entities:
         tags.add(NOT_READ)
     links |= dict.fromkeys((*found.addresses, *found.macros))
@@ -449,7 +456,7 @@ def _attribute(about: str, name: str) -> str:
 def _of_rtf(content: bytes, budget: Budget) -> Iterator[Member]:
     budget.take_work(8 * len(content))
     rtf = read_rtf(content, budget)
-    yield from _loaded(rtf.templates, rtf.fields, budget)
+    yield from _loaded(rtf.templates, rtf.fields, rtf.bases, budget)
     for found in chain.from_iterable(map(embedded, rtf.objects)):
         budget.take_member()
         budget.take(len(found.content))
@@ -459,14 +466,22 @@ def _of_rtf(content: bytes, budget: Budget) -> Iterator[Member]:
     yield Member((), None, links=binary_links.links(content, budget))
 
 
-def _loaded(templates: Collection[str], fields: str, budget: Budget) -> Iterator[Member]:
-    """What a text document loads or runs: its templates, and its fields, each on its own line."""
+def _loaded(templates: Collection[str], fields: str, bases: Collection[str], budget: Budget) -> Iterator[Member]:
+    """What a text document loads or runs: templates, fields (each on its own line), and the folders of its links."""
     tags = [office_attacks.tag_of_field(fields)]
     if any(map(office_attacks.is_remote, templates)):
         tags.append(TEMPLATE)
-    if office_attacks.any_starts_program(office_attacks.hyperlinks(fields), budget):
+    targets = (*office_attacks.hyperlinks(fields), *map(office_attacks.in_folder, bases))
+    if office_attacks.any_starts_program(targets, budget):
         tags.append(office_attacks.LAUNCH)
-    yield Member((), None, tags=tuple(filter(None, tags)), links=(*templates, fields))
+    yield Member((), None, tags=tuple(filter(None, tags)), links=(*templates, fields, *bases))
+
+
+def _tags_of_parts(page: bytes, budget: Budget) -> Iterator[str]:
+    for part in web_documents.loaded_parts(page, budget):
+        budget.take_work(_ADDRESS_WORK + _FIELD_WORK * len(part.address))
+        if office_attacks.is_remote(part.address):
+            yield TEMPLATE if part.has_macros else REMOTE
 
 
 def _of_object(found: Embedded) -> Iterator[Member]:

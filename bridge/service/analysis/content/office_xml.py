@@ -17,8 +17,8 @@ from xml.parsers import expat
 
 # The names of elements cannot be written in another way. Without any of them, there is nothing to read. Each pattern
 # begins with one literal byte: together they take a third of the time of a search for each name (Python 3.11).
-_NAMES = b"(?=[FRbdfim])(?:Relationship|(?:instr|delInstr)Text|fldSimple|ddeLink|definedName|macrosheet|%b)" % (
-    b"bin(?:Data|aryData|ary-data)|ForeignData"
+_NAMES = b"(?=[FHRbdfim])(?:Relationship|(?:instr|delInstr)Text|fldSimple|ddeLink|definedName|macrosheet|%b)" % (
+    b"bin(?:Data|aryData|ary-data)|ForeignData|HyperlinkBase"
 )
 _ELEMENTS = tuple(re.compile(mark + _NAMES) for mark in (b"<", b":", b";"))  # with a prefix; after `&#60;` in an entity
 _DRAWING = b"VisioDocument"  # the first element of a drawing of Visio 2003
@@ -30,12 +30,13 @@ _DATA = frozenset({"binData", "binaryData", "binary-data", "ForeignData", "chunk
 _ACTIONS = frozenset({"hlinkClick", "hlinkMouseOver", "hlinkHover"})  # in presentations
 _CONNECTIONS = frozenset({"webPr", "dbPr"})  # in workbooks
 _USER_INTERFACE = "customUI"
+_BASE = "HyperlinkBase"  # a property of the document
 _CALLS = ("on", "get", "load")  # attributes that name a macro
 _MARKS = (b"hlinkClick", b"hlinkMouseOver", b"hlinkHover", b"webPr", b"dbPr", b"customUI")
 _IN_MARKS = (b"hlink", b"bPr", b"customUI")  # each mark has one of these, and most XML has none
 _READ = (
     _FIELDS | _DATA | _ACTIONS | _CONNECTIONS
-    | {"Relationship", "fldSimple", "fldChar", "ddeLink", "definedName", _USER_INTERFACE}
+    | {"Relationship", "fldSimple", "fldChar", "ddeLink", "definedName", _USER_INTERFACE, _BASE}
 )  # fmt: skip
 _OFTEN = ("nstrText", "Relationship", "fldSimple", "fldChar", "ddeLink", "definedName", "hlink", "webPr", "dbPr")
 _TAG_WORK = 50  # for each tag, and
@@ -73,6 +74,7 @@ class Facts:
     actions: list[str] = field(default_factory=list)  # of a click, or of the mouse
     addresses: list[str] = field(default_factory=list)  # where data comes from
     macros: list[str] = field(default_factory=list)  # that buttons and the like call
+    bases: list[str] = field(default_factory=list)  # which complete all links without a folder
     has_entities: bool = False  # in a field or a file, of which a part is then missing; or they are too large
 
 
@@ -227,7 +229,7 @@ class _Reader:
             is_external = attributes.get("TargetMode", "").strip().lower() == "external"
             relation = Relation(attributes.get("Type", ""), attributes.get("Target", ""), is_external)
             self.facts.relations.append(relation)
-        elif name in _FIELDS or name in _DATA:
+        elif name in _FIELDS or name in _DATA or name == _BASE:
             self._text = []
         elif name == "fldSimple":
             self.fields += _local(attributes, "instr")
@@ -265,12 +267,14 @@ class _Reader:
         if self._text is None:  # nearly always
             return
         name = name.rpartition(":")[2]
-        if not (name in _FIELDS or name in _DATA):
-            return
         if name in _FIELDS:
             self.codes[-1].pieces[name] += self._text
-        else:
+        elif name in _DATA:
             self.facts.data.append("".join(self._text))
+        elif name == _BASE:
+            self.facts.bases.append("".join(self._text).strip())
+        else:
+            return
         self._text = None
 
 

@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 from bridge.service.analysis.content.unpacking import Budget
 
-TEMPLATE, FIELD, OBJECT = b"template", b"fldinst", b"objdata"
-_KINDS = frozenset((TEMPLATE, FIELD, OBJECT))
+TEMPLATE, FIELD, OBJECT, BASE = b"template", b"fldinst", b"objdata", b"hlinkbase"
+_KINDS = frozenset((TEMPLATE, FIELD, OBJECT, BASE))
 _TOKEN = re.compile(  # a brace; a word, its number and one space; a code; another symbol; text
     rb"([{}])|\\(?:([a-zA-Z]++)(-?\d++)? ?|'([0-9a-fA-F]{2})|(.))|([^{}\\]++)", re.DOTALL
 )
 # What counts outside of these destinations.
-_MARK = re.compile(rb"[{}]|\\(?:[{}\\]|uc(?![a-zA-Z])(-?\d*+)|(bin|template|fldinst|objdata)(?![a-zA-Z]))")
+_MARK = re.compile(rb"[{}]|\\(?:[{}\\]|uc(?![a-zA-Z])(-?\d*+)|(bin|template|fldinst|objdata|hlinkbase)(?![a-zA-Z]))")
 _MARKS = (b"{", b"}", b"\\\\", b"\\uc")
-_KIND = re.compile(rb"\\(?:template|fldinst|objdata)(?![a-zA-Z])")
+_KIND = re.compile(rb"\\(?:template|fldinst|objdata|hlinkbase)(?![a-zA-Z])")
 _HIDING = frozenset(  # destinations whose text is not part of the text around them, even without `\*`
     b"annotation author bkmkend bkmkstart buptim category colortbl comment company creatim doccomm filetbl fldrslt"
     b" fonttbl footer footerf footerl footerr footnote ftncn ftnsep ftnsepc header headerf headerl headerr info"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bridge.mime.structure import TooMuch
-from bridge.service.analysis.content.rtf_destinations import FIELD, TEMPLATE, Destination, destinations
+from bridge.service.analysis.content.rtf_destinations import BASE, FIELD, TEMPLATE, Destination, destinations
 from bridge.service.analysis.content.unpacking import Budget
 
 _RTF = b"{\\rt"
@@ -29,6 +29,7 @@ def is_rtf(content: bytes) -> bool:
 class Contents(NamedTuple):
     templates: list[str]  # addresses; most templates are files of the author
     fields: str  # the instructions of all fields, one on each line
+    bases: list[str]  # which complete the links without a folder
     objects: list[Destination]
     limit: TooMuch | None  # if not everything was read
 
@@ -36,6 +37,7 @@ class Contents(NamedTuple):
 def read_rtf(content: bytes, budget: Budget) -> Contents:
     templates: dict[str, None] = {}
     fields: list[str] = []
+    bases: list[str] = []
     objects: list[Destination] = []
     limit = None
     try:
@@ -45,11 +47,13 @@ def read_rtf(content: bytes, budget: Budget) -> Contents:
                 templates |= dict.fromkeys(text for text in addresses if "//" in text.replace("\\", "/"))
             elif found.kind == FIELD:
                 fields += (text.replace("\\", "/") for text in found.texts())
+            elif found.kind == BASE:
+                bases += (text.strip() for text in found.texts())
             else:
                 objects.append(found)
     except TooMuch as error:
         limit = error
-    return Contents(list(templates), "\n".join(fields), objects, limit)
+    return Contents(list(templates), "\n".join(fields), bases, objects, limit)
 
 
 def embedded(found: Destination) -> Iterator[Embedded]:
