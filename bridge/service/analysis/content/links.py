@@ -15,7 +15,7 @@ from bridge.mime import references
 from bridge.mime.structure import TooMuch
 from bridge.service.analysis.content import link_address, page_text
 from bridge.service.analysis.content.link_address import host_of, webdav_server, without_breaks
-from bridge.service.analysis.content.office_attacks import STARTING, is_remote, starts_program
+from bridge.service.analysis.content.office_attacks import PROGRAM_LINK, STARTING, in_folder, is_remote, starts_program
 from bridge.service.analysis.content.page_text import ascii_lower
 
 # The patterns expect lower-case text. Each starts with literal characters, which `re` searches for fast.
@@ -110,13 +110,28 @@ class Links:
     def scan(self, text: str, *, is_html: bool, is_certain: bool = True) -> None:
         """Escapes of styles and scripts are read only if the text is certainly one that is shown: this takes long."""
         if not is_html:
-            self._scan(ascii_lower(text), is_html=False)
+            self.check_paths(text)
+            self.collect(text)
             return
         self._check_references(text)
         if "&" in text and _BREAK.search(text):
             self._scan(ascii_lower(references.unescaped(_BREAK.sub("", text))), is_html=True)
         for reading in page_text.link_readings(text) if "&" in text else [text]:
             self._scan_page(reading, is_certain)
+
+    def collect(self, text: str) -> None:
+        """A link, or a text of a document, which gives other tags to what it starts."""
+        self._scan(ascii_lower(text), is_html=False)
+
+    def check_paths(self, text: str) -> None:
+        """Paths that Outlook shows as links in a text: `<file://host/x.exe>`, `\\\\host\\folder\\x.exe`."""
+        lower = ascii_lower(text)
+        for match in _TEXT_PATH.finditer(lower) if any(mark in lower for mark in _PATHS) else ():
+            self._charge_path()
+            path = without_breaks(match[1] or match[2]).rstrip(_AFTER_PATH)
+            if is_remote(path) and self._is_program(path):
+                self.add(path)
+                self.tags.add(PROGRAM_LINK)
 
     def _scan_page(self, page: str, is_certain: bool) -> None:
         text = ascii_lower(page)
@@ -245,7 +260,7 @@ class Links:
             paths = (self._completed(text, path) if has_base else path[1] for path in _PATH.finditer(text))
             starts = any(map(self._is_program, dict.fromkeys(paths)))
         if starts:
-            self.tags.add("url:starts-program")
+            self.tags.add(PROGRAM_LINK)
 
     def _completed(self, text: str, path: re.Match[str]) -> str:
         """A path in a page; that of a base with a program in its folder."""
@@ -253,7 +268,7 @@ class Links:
         start, end = max(0, path.start() - _TAG), path.start()
         begin = max(text.rfind("<base", start, end), text.rfind(":base", start, end))
         is_base = begin >= 0 and _BASE.fullmatch(text, begin, end) is not None
-        return path[1] + _ANY_PROGRAM if is_base else path[1]
+        return in_folder(path[1]) if is_base else path[1]
 
     def _charge_path(self) -> None:
         if self._characters_left is None:
@@ -334,7 +349,7 @@ _SEARCHED = re.compile(r"location(?::|%3a)(?:file(?::|%3a))?(?:%5c|%2f|[\\/]){2,
 # Links that start a program of Windows, in an attribute or a script; a text that only mentions them is none. Browsers
 # ignore spaces and control characters before them. `search:` is also a word of ordinary pages.
 _OPENING = (
-    r"(?:=[\s\x00-\x1f]{0,99}+[\"'`]?|\([\s\x00-\x1f]{0,99}+[\"'`]|[\"'][\s\d.]{0,99}+[;,]|[\"']\s{0,99}+[\d.]{1,99}+\s)"
+    r"(?:=[\s\x00-\x1f]{0,99}+[\"'`]?|\([\s\x00-\x1f]{0,99}+[\"'`]{1,2}+|[\"'][\s\d.]{0,99}+[;,]|[\"']\s{0,99}+[\d.]{1,99}+\s)"
     r"[\s\x00-\x1f]{0,99}+"
 )
 _STARTS = re.compile(
@@ -344,8 +359,12 @@ _STARTS = re.compile(
 _STARTING = tuple(f"{scheme}:" for scheme in sorted(STARTING - {"ms-search"}))
 _PATHS = ("file:", "\\\\")
 _PATH = re.compile(rf"{_OPENING}((?:file:|\\\\)[^\"'`<>]{{1,400}}+)")
+_TEXT_PATH = re.compile(  # in a text: in brackets, or with a host that may be on the internet
+    r"<\s{0,9}((?:file:|\\\\)[^<>\"]{1,400}+)>"
+    r"|(?<![\w/\\])((?:file:[/\\]++|\\\\)(?=[^\s/\\<>\"']{0,255}[.@\d])[^\s<>\"']{1,400}+)"
+)
+_AFTER_PATH = ".,;:!?)]}*_"
 _BASE = re.compile(r"[<:]base(?:[\s/](?:[^>\"']++|\"[^\"]*+\"|'[^']*+')*+)?")  # up to the "=" of an attribute
-_ANY_PROGRAM = "/a.exe"  # a page with such a base may have a link to one, without its folder
 _PATH_WORK = 30_000  # for each
 _MONIKER = re.compile(r"\.[a-z]{1,5}!\w")  # `file:///\\host\a.rtf!x`: Outlook did not ask (CVE-2024-21413)
 _DATA = re.compile(r"d[\t\r\n]*+a[\t\r\n]*+t[\t\r\n]*+a[\t\r\n]*+:")  # in lower case
