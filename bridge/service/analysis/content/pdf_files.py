@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bridge.service.analysis.content import file_types, office_attacks
+from bridge.service.analysis.content import file_types, office_attacks, pdf_scripts
 from bridge.service.analysis.content.pdf_objects import Objects, Reader, plain, references
 from bridge.service.analysis.content.pdf_pictures import Pictures
 from bridge.service.analysis.content.pdf_streams import Decoder, Stream, from_hex, outside, streams, without_comments
@@ -131,7 +131,8 @@ class _Document:
 
     def members(self) -> Iterator[Member]:
         attached, scripts, forms = map(self._numbers, (_ATTACHED, _SCRIPT, _FORM))
-        self._texts += self._indirect(attached)
+        self._texts += self._indirect(attached, b"/F ") + self._indirect(scripts, b"/JS ")
+        sources: list[str] = []
         pieces: list[bytes] = []  # of the form: together, they are one XML document
         for stream in self._streams:  # including those that seem to contain objects: any description may say so
             if _FILE_TYPE.search(stream.about) or _is_one_of(stream, attached):
@@ -142,7 +143,9 @@ class _Document:
                 # ClamAV supports neither predictors nor filters that are objects of their own.
                 yield Member(("",), data, tags=tags, limit="" if is_known else "archive-method", is_disputed=True)
             elif _is_one_of(stream, scripts):
-                self._texts.append(_Text(self._decoded(stream), self._budget))
+                source = self._decoded(stream)
+                sources.append(_as_text(source))
+                self._texts.append(_Text(source, self._budget))
             elif _is_one_of(stream, forms):
                 pieces.append(self._decoded(stream))
             elif b"/DCTDecode" in stream.about or b"/DCT" in stream.about:
@@ -151,19 +154,21 @@ class _Document:
                 yield Member(("",), self._content[stream.start : stream.end])
             elif self._pictures is not None:
                 yield from self._pictures.members(stream)
-        if _has_script(b"".join(pieces), self._budget):
+        form = list(_scripts_in(b"".join(pieces), self._budget))
+        sources += form
+        if form:
             yield Member((), None, tags=("pdf:javascript",))
-        yield _summary(self._texts, self._budget)
+        yield _summary(self._texts, sources, self._budget)
 
     def _decoded(self, stream: Stream) -> bytes:
         data, _ = self._decoder.decode(stream)
         self._budget.take_work(_SCRIPT_WORK * len(data))
         return data
 
-    def _indirect(self, numbers: set[int]) -> list[_Text]:
-        """Names of files that are separate objects, as if they were written where they are used."""
+    def _indirect(self, numbers: set[int], key: bytes) -> list[_Text]:
+        """Names of files, and scripts, that are separate objects, as if they were written where they are used."""
         found = (text for number in numbers for _, text in self._objects.values(number))
-        names = (b"/F " + plain(text) for text in found if text[:1] in (b"(", b"<") and text[:2] != b"<<")
+        names = (key + plain(text) for text in found if text[:1] in (b"(", b"<") and text[:2] != b"<<")
         return [_Text(name, self._budget) for name in dict.fromkeys(names)]
 
     def _numbers(self, keys: Collection[bytes]) -> set[int]:
@@ -188,7 +193,7 @@ class _Text:
         for match in _KEY.finditer(text):
             budget.take_work(_KEY_WORK)
             at, key = reader.skip(match.end()), match[1]
-            if text[at : at + 1] in (b"(", b"<") and key in _SCRIPT | _FORM:
+            if text[at : at + 1] in (b"(", b"<") and key in _FORM:
                 continue
             if parentheses := _PARENTHESES.match(text, at):
                 self.keys[parentheses.end() - 1] = (key.decode(), parentheses.end() - at - 1)
@@ -202,17 +207,20 @@ def _looks_like_objects(data: bytes) -> bool:
     return b"<<" in data or _PAIR.match(without_comments(data)) is not None
 
 
-def _has_script(form: bytes, budget: Budget) -> bool:
-    """Whether an element `script` says that it is JavaScript: there are other languages."""
-    for match in _FORM_SCRIPT.finditer(form.replace(b"\0", b"")):  # of UTF-16
+def _scripts_in(form: bytes, budget: Budget) -> Iterator[str]:
+    """The elements `script` that say that they are JavaScript: there are other languages."""
+    text = form.replace(b"\0", b"")  # of UTF-16
+    for match in _FORM_SCRIPT.finditer(text):
         budget.take_work(_KEY_WORK + _ATTRIBUTES_WORK * len(match[1]))
         attributes = _ATTRIBUTES.match(match[1]).group()  # type: ignore[union-attr]  # (it matches nothing, too)
         if "javascript" in html.unescape(attributes.decode("latin-1")).lower():
-            return True
-    return False
+            source = text[match.start(1) + len(attributes) : match.end(1) + _LONGEST_STRING].partition(b"</")[0]
+            budget.take_work(_ATTRIBUTES_WORK * len(source))
+            yield html.unescape(_as_text(source))
 
 
-def _summary(texts: list[_Text], budget: Budget) -> Member:
+def _summary(texts: list[_Text], sources: list[str], budget: Budget) -> Member:
+    """`sources`: of scripts that are in streams."""
     actions = {name for text in texts for name in _ACTION.findall(text.text)}
     tags = {tag for name, tag in _RUNS.items() if name in actions}
     if actions & _ON_OPENING and actions & _ACTIONS:
@@ -223,17 +231,26 @@ def _summary(texts: list[_Text], budget: Budget) -> Member:
     for text in texts:
         for key, value in _strings(text, budget):
             budget.take_work(_FOUND_WORK)
-            if key in ("URI", "URL") or (key and _SCHEME.match(value)):  # a file may be given as an address
+            is_script = key == "JS"
+            if is_script:
+                sources.append(value)
+            elif key in ("URI", "URL") or (key and _SCHEME.match(value)):  # a file may be given as an address
                 addresses[value] = None
             if key == "Base":  # of addresses without a folder
-                addresses[f"{value}/a.exe"] = None
+                addresses[office_attacks.in_folder(value)] = None
             if key in ("URI", "URL") or _ADDRESS.match(value):
                 links[link_of(value)] = None
             elif "://" in value:  # in a script
                 links[value] = None
-            elif key and key != "Base" and "." in value:
+            elif key and key != "Base" and not is_script and "." in value:
                 names[value[-255:]] = None
-    if office_attacks.any_starts_program(addresses, budget):
+            if key and value.startswith(("\\\\", "//")):
+                links[pdf_scripts.as_link(value)] = None
+    opened = [link for source in sources for link in pdf_scripts.links(source, budget)]
+    links |= dict.fromkeys(opened)
+    if office_attacks.any_starts_program((*addresses, *opened), budget):
+        tags.add("pdf:launch")
+    if any(pdf_scripts.opens_file(source, budget) for source in sources):
         tags.add("pdf:launch")
     return Member(tuple(names), None, tags=tuple(tags), links=tuple(filter(None, links)))
 
