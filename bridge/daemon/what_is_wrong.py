@@ -8,6 +8,7 @@ healthy.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from bridge.mail.action import Action
 from bridge.runtime.counted import counted, spoken
 
 RECENT_S = 600.0  # older outcomes say nothing about now
-_ENOUGH = 3  # mails in a row
+_ENOUGH = 3  # mails in a row that are worth a sentence
+_EVIDENCE = 10  # and those that say something about all mail: at night, three may be of one sender
 _ENOUGH_RECIPIENTS = 10  # the same if every refusal concerns a recipient: spam to invented addresses is common
 _NAMED = 3  # domains in one sentence
 _EVENTS_LATE_S = 60
@@ -177,20 +179,32 @@ def _deferred(recent: Sequence[Sequence[Any]]) -> Iterator[str]:
         minutes = int((time.monotonic() - recent[-1][0]) / 60)
         age = f" {counted(minutes, 'minute')} ago" if minutes else ""  # no mail since then: the problem may be over
         yield (
-            f"DEFERRING ALL MAIL: the last {len(reasons)} mails were deferred, "
+            f"DEFERRING {_which(len(reasons))}: {_of_all(recent)} were deferred, "
             f"the last one{age} with error={reasons[-1]}"
         )
 
 
 def _rejected(recent: Sequence[Sequence[Any]]) -> Iterator[str]:
     """Counts only mail that was offered to a next hop; a problem if all of it was answered with a 5xx."""
-    refusals = [str(refusal) for _, _, refusal in recent if refusal is not None]
+    offered = [outcome for outcome in recent if outcome[2] is not None]
+    refusals = [str(refusal) for _, _, refusal in offered]
     about_recipients = all(" 5.1." in refusal or " 5.2." in refusal for refusal in refusals)
     if len(refusals) >= (_ENOUGH_RECIPIENTS if about_recipients else _ENOUGH) and all(refusals):
         yield (
-            f"REJECTING ALL MAIL: the next hop rejected the last {len(refusals)} mails, "
+            f"REJECTING {_which(len(refusals))}: the next hop rejected {_of_all(offered)}, "
             f"the last one with {refusals[-1]}; see `reply=` in the log"
         )
+
+
+def _which(count: int) -> str:
+    return "ALL MAIL" if count >= _EVIDENCE else "MAIL"
+
+
+def _of_all(outcomes: Sequence[Sequence[Any]]) -> str:
+    """How many there were, and since when; all of them failed."""
+    minutes = max(1, math.ceil((time.monotonic() - outcomes[0][0]) / 60))
+    period = "minute" if minutes == 1 else f"{minutes} minutes"
+    return f"{len(outcomes)} of {len(outcomes)} mails in the last {period}"
 
 
 def _others(state: dict[str, Any], conf: Config) -> Iterator[str]:

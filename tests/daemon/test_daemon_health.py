@@ -18,7 +18,7 @@ import pytest
 from bridge.cli.status import table
 from bridge.config.model import load
 from bridge.daemon.quarantine_upkeep import _not_writable
-from bridge.daemon.what_is_wrong import _deferred, _list
+from bridge.daemon.what_is_wrong import _deferred, _list, _rejected
 from bridge.testing import Background, FakeScanner, answer, free_port, result
 from tests.daemon.health_kit import bridge_with, dead_hop, says, silent_server, state, status
 from tests.daemon.process_kit import get, parts, scanbridge, start, until, write_config
@@ -243,8 +243,27 @@ def test_deferred_mail_of_some_minutes_ago_is_said_to_be_old() -> None:
     now = time.monotonic()
     (said,) = _deferred([(now - 400 + n, "next_hop", None) for n in range(3)])
     assert said == (
-        "DEFERRING ALL MAIL: the last 3 mails were deferred, the last one 6 minutes ago with error=next_hop"
+        "DEFERRING MAIL: 3 of 3 mails in the last 7 minutes were deferred, the last one 6 minutes ago with "
+        "error=next_hop"
     )
+
+
+def test_three_deferred_mails_at_night_were_called_all_mail() -> None:
+    """They may be of one sender. All mail is what ten mails in a row stand for, none of which was accepted."""
+    now = time.monotonic()
+    nine = [(now - 100 + n, "next_hop", None) for n in range(9)]
+    (said,) = _deferred(nine)
+    assert said.startswith("DEFERRING MAIL: 9 of 9 mails in the last 2 minutes were deferred")
+    (said,) = _deferred([*nine, (now, "next_hop", None)])
+    assert said.startswith("DEFERRING ALL MAIL: 10 of 10 mails in the last 2 minutes were deferred")
+    assert not list(_deferred([*nine, (now, "", None)]))
+
+
+def test_three_refusals_of_the_next_hop_were_called_all_mail() -> None:
+    now = time.monotonic()
+    for count, said in ((9, "REJECTING MAIL: the next hop rejected 9 of 9 mails"), (10, "REJECTING ALL MAIL: ")):
+        (found,) = _rejected([(now - 30, "", "554 5.7.1")] * count)
+        assert found.startswith(said)
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
@@ -254,12 +273,12 @@ def test_deferred_mail_of_some_minutes_ago_is_said_to_be_old() -> None:
         (
             b"451 4.3.0 not today",
             "action=tempfail",
-            "DEFERRING ALL MAIL: the last 3 mails were deferred, the last one with error=next_hop",
+            "DEFERRING MAIL: 3 of 3 mails in the last minute were deferred, the last one with error=next_hop",
         ),
         (
             b"554 5.7.1 Relay access denied",
             'reply="554 5.7.1 Relay access denied',
-            "REJECTING ALL MAIL: the next hop rejected the last 3 mails, the last one with 554 5.7.1; "
+            "REJECTING MAIL: the next hop rejected 3 of 3 mails in the last minute, the last one with 554 5.7.1; "
             "see `reply=` in the log",
         ),
     ],
@@ -289,7 +308,7 @@ def test_mail_to_invented_addresses_is_not_a_problem_at_once(tmp_path: Path) -> 
         bridge.mail_lines(9)
         assert state(bridge)["problems"] == []
         assert bridge.send().startswith("550 ")
-        until(lambda: "rejected the last 10 mails" in str(state(bridge)["problems"]), "the problem")
+        until(lambda: "REJECTING ALL MAIL: the next hop rejected 10 of 10 mails" in str(state(bridge)["problems"]), "the problem")
 
 
 def test_a_full_scanner_is_said(tmp_path: Path) -> None:
