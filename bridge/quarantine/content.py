@@ -49,3 +49,17 @@ def copy_into(chunks: Iterable[bytes], target: Path) -> None:
             with root_as_owner.as_operator():
                 target.unlink(missing_ok=True)
             raise
+
+
+def copy_all_into(files: Iterable[tuple[Iterable[bytes], Path]]) -> None:
+    """Creates all of these files, or none of them."""
+    made: list[Path] = []
+    try:
+        for chunks, target in files:
+            copy_into(chunks, target)
+            made.append(target)
+    except BaseException:
+        with root_as_owner.as_operator():
+            for target in made:
+                target.unlink(missing_ok=True)
+        raise

@@ -154,6 +154,16 @@ def test_a_mail_is_exported(here: Desk, tmp_path: Path) -> None:
     assert here.call("export", mail_id, "-").stdout_bytes.endswith(CONTENT)
 
 
+def test_an_export_left_a_mail_behind_if_its_metadata_was_there_already(here: Desk, tmp_path: Path) -> None:
+    """The second attempt then failed because of the first one."""
+    mail_id = here.ids[0]
+    (tmp_path / f"{mail_id}.json").write_text("mine")
+    failed = here.call("export", mail_id, str(tmp_path))
+    assert failed.exit_code == 1 and f"{mail_id}.json already exists" in failed.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [f"{mail_id}.json"]
+    assert (tmp_path / f"{mail_id}.json").read_text() == "mine"
+
+
 def test_mail_is_deleted(own: Desk) -> None:
     deleted, kept_id = own.send(), own.send()
     done = own.call("delete", "--yes", deleted)

@@ -370,13 +370,14 @@ def _export_all(session: Session, mails: list[MailRecord], codes: list[int], tar
 
 
 def _export_into(session: Session, mail_id: str, directory: Path) -> None:
-    from bridge.quarantine.content import copy_into
+    from bridge.quarantine.content import copy_all_into
 
     item = session.quarantine.read_stored(mail_id)
-    copy_into(session.quarantine.chunks(mail_id), directory / f"{mail_id}.eml")
-    copy_into([item.metadata], directory / f"{mail_id}.json")
+    chunks = session.quarantine.chunks(mail_id)
+    files = [(chunks, directory / f"{mail_id}.eml"), ([item.metadata], directory / f"{mail_id}.json")]
     if item.releases:
-        copy_into([item.releases], directory / f"{mail_id}.releases")
+        files.append(([item.releases], directory / f"{mail_id}.releases"))
+    copy_all_into(files)
 
 
 def _refuse_terminal() -> None:
