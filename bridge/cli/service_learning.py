@@ -11,13 +11,14 @@ import click
 from bridge.cli.parameters import Tenant
 from bridge.cli.service_place import opened_store, own_config
 from bridge.cli.single_values import Group
-from bridge.cli.terminal import say, say_cells, say_json
+from bridge.cli.terminal import can_ask, confirm, say, say_cells, say_json
 from bridge.runtime.counted import counted
 
 if TYPE_CHECKING:
     from bridge.service.learning.votes import Vote
 
 _MAX_LINE = 20_000
+_EXIT_UNCONFIRMED = 2
 
 
 _tenant = click.option(
@@ -59,14 +60,31 @@ def show(path: Path | None, own: Path | None, scope: str, as_json: bool) -> None
 @learning.command()
 @own_config
 @_tenant
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.pass_obj
-def reset(path: Path | None, own: Path | None, scope: str) -> None:
-    """Delete the votes that --tenant selects. A running service picks up the change within seconds."""
+def reset(path: Path | None, own: Path | None, scope: str, yes: bool) -> None:
+    """Delete the votes that --tenant selects, after asking for confirmation.
+
+    A running service picks up the change within seconds.
+    """
     from bridge.service.learning.store import VoteStore
 
     with opened_store(own or path) as store:
-        count = VoteStore(store).reset(scope)
+        votes = VoteStore(store)
+        if not yes and (known := len(votes.votes(scope))):
+            _need_consent(f"permanently delete {counted(known, 'vote')} (`learning export` saves them)")
+        count = votes.reset(scope)
     say(f"{counted(count, 'vote')} removed", err=True)
+
+
+def _need_consent(what: str) -> None:
+    """Ends the command unless the operator agrees, with the exit codes of `quarantine delete`."""
+    if not can_ask():
+        say(f"this would {what}: add --yes to confirm; nothing was deleted", err=True)
+        sys.exit(_EXIT_UNCONFIRMED)
+    if not confirm(f"{what[:1].upper()}{what[1:]}?"):
+        say("nothing was deleted", err=True)
+        sys.exit(1)
 
 
 @learning.command("export")

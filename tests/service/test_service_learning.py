@@ -344,7 +344,7 @@ def test_two_nodes_learn_from_each_other(tmp_path) -> None:
         assert len(saved.stdout.splitlines()) == 3 and "ann" not in saved.stdout
         (tmp_path / "votes.jsonl").write_text(saved.stdout)
 
-        assert "3 votes removed" in command(tmp_path, "learning", "reset").stderr
+        assert "3 votes removed" in command(tmp_path, "learning", "reset", "--yes").stderr
         until(lambda: tags_of(other, mail(2)) == likely, "the votes to count")
         (tmp_path / "wrong.jsonl").write_text(saved.stdout + "nonsense\n")
         assert command(tmp_path, "learning", "import", "wrong.jsonl").returncode == 1
@@ -368,6 +368,19 @@ def test_an_import_of_something_else_deletes_nothing(tmp_path, content) -> None:
     assert refused.returncode == 1 and refused.stderr.startswith("other: ") and "nothing was changed" in refused.stderr
     assert "Traceback" not in refused.stderr
     assert command(tmp_path, "learning", "export").stdout == f"{vote}\n"
+
+
+def test_a_reset_deleted_all_votes_without_a_question(tmp_path) -> None:
+    """What people taught in months was gone, and every other command that deletes for good asks."""
+    (tmp_path / "service.yml").write_text(CONFIG)
+    vote = Vote("a" * 64, "b" * 64, "spam", "shop.example", "", ("signal",), time.time()).to_json()
+    (tmp_path / "votes.jsonl").write_text(f"{vote}\n")
+    assert command(tmp_path, "learning", "reset").returncode == 0, "there is nothing to lose"
+    command(tmp_path, "learning", "import", "votes.jsonl")
+    refused = command(tmp_path, "learning", "reset")
+    assert refused.returncode == 2 and "this would permanently delete 1 vote" in refused.stderr
+    assert command(tmp_path, "learning", "export").stdout == f"{vote}\n"
+    assert "1 vote removed" in command(tmp_path, "learning", "reset", "--yes").stderr
 
 
 def test_a_tenants_reports_stay_with_the_tenant(tmp_path) -> None:
