@@ -39,15 +39,19 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[T ].*)?", re.IGNORECASE)
 def parse(text: str, now: float | None = None, zone: tzinfo | None = None) -> float:
     """The Unix time of a moment, in this time zone or in the local one. Raises ValueError, which names the forms.
 
-    Nothing happened before 1970, and a year has four digits: a moment outside this range is moved to its nearest end,
-    because databases and calendars cannot express it.
+    Nothing happened before 1970, and a year has four digits: a date outside this range is moved to its nearest end,
+    because databases and calendars cannot express it. An age that reaches back further is a mistake: `delete --since`
+    would mean all mail.
     """
     given = " ".join(text.lower().split())
     present = clock.time() if now is None else now
     try:
-        return min(max(_moment(given, present, zone), 0.0), LATEST)
+        moment = _moment(given, present, zone)
     except (ValueError, OverflowError, OSError):
         raise ValueError(f"{text!r} is not a time: expected {FORMS}{did_you_mean(given, _DAYS)}") from None
+    if moment < 0 and not _DATE.fullmatch(given):
+        raise ValueError(f"{text!r} is too long ago: it is before 1970; expected {FORMS}")
+    return min(max(moment, 0.0), LATEST)
 
 
 def _moment(given: str, present: float, zone: tzinfo | None) -> float:

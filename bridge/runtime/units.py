@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 _SIZES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "KB": 1000, "MB": 1000**2, "GB": 1000**3}
 _TIMES = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(rf"([0-9]+) *({'|'.join(_SIZES)})")
+_LONGEST_D = 100_000  # days: a little less than the longest wait of a thread (2**63 ns), and dates can express it
 _TIME = re.compile(rf"([0-9]+(?:\.[0-9]+)?) *({'|'.join(_TIMES)})")
 
 
@@ -24,7 +25,10 @@ def parse_duration(value: Any) -> float:
     match = _TIME.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise ValueError("a time needs a number and a unit: ms, s, m, h or d (for example 90s)")
-    return round(float(match.group(1)) * _TIMES[match.group(2)], 6)  # so that 1.1d is exactly 95040 s
+    seconds = float(match.group(1)) * _TIMES[match.group(2)]
+    if seconds > _LONGEST_D * _TIMES["d"]:
+        raise ValueError(f"a time must not be longer than {_LONGEST_D}d")
+    return round(seconds, 6)  # so that 1.1d is exactly 95040 s
 
 
 def show_size(value: int) -> str:

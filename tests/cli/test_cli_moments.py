@@ -94,13 +94,20 @@ def test_a_typing_mistake_names_what_may_be_meant(given: str, meant: str) -> Non
         parse(given)
 
 
-@pytest.mark.parametrize(("given", "year"), [("999999w", 1970), ("1969-07-20", 1970), ("9999-12-31 12:00", 9999)])
+@pytest.mark.parametrize(("given", "year"), [("1969-07-20", 1970), ("0001-01-02", 1970), ("9999-12-31 12:00", 9999)])
 def test_a_moment_that_no_calendar_has_ended_commands_with_a_traceback(zone: str, given: str, year: int) -> None:
-    """`stats --since 999999w --json` began seventeen thousand years before our era."""
+    """`stats --since 999999w --json` began seventeen thousand years before our era; such an age is a mistake now."""
     found = parse(given)
     assert datetime.fromtimestamp(found, UTC).year == year
     assert abs(datetime.fromtimestamp(found).year - year) <= 1
     assert time.localtime(found).tm_year < 10000
+
+
+@pytest.mark.parametrize("given", ["100000d", "999999w", "100000 days ago", "30000d 1h"])
+def test_an_age_before_all_mail_meant_all_mail(given: str) -> None:
+    """`quarantine delete --since 100000d --yes` deleted everything, as only `--all` may."""
+    with pytest.raises(ValueError, match="is too long ago: it is before 1970"):
+        parse(given)
 
 
 def test_the_hour_that_comes_twice_was_one_line_with_the_mails_of_both() -> None:

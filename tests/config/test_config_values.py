@@ -46,6 +46,14 @@ def test_durations_without_a_unit_are_refused(text: object) -> None:
         units.parse_duration(text)
 
 
+@pytest.mark.parametrize("text", ["100001d", "99999999999d", "9" * 400 + "d", "2400024h", "8640000001s"])
+def test_a_duration_that_no_clock_can_add_is_refused(text: str) -> None:
+    """It was accepted, and failed later, when it was subtracted from a date."""
+    with pytest.raises(ValueError, match="a time must not be longer than 100000d"):
+        units.parse_duration(text)
+    assert units.parse_duration("100000d") == 8.64e9
+
+
 @given(st.integers(0, 2**50))
 def test_a_size_reads_back_as_shown(value: int) -> None:
     """`config show` loses nothing."""
