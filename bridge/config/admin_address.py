@@ -23,7 +23,7 @@ def read(path: Path | None, renamed: Sequence[Renamed] = RENAMED) -> Endpoint | 
     if path is None:
         return DEFAULT
     try:
-        data, _ = yaml_file.read(path, path.read_text(encoding="utf-8"), renamed)
+        data, _ = yaml_file.read(path, yaml_file.read_text(path), renamed)
         return Endpoint.parse(data.get("admin", {}).get("address", str(DEFAULT)))
     except (OSError, ConfigError, ValueError, AttributeError, TypeError):  # unreadable, not YAML, or another type
         return None

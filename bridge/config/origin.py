@@ -45,7 +45,7 @@ def origins(
 ) -> Iterator[tuple[Path_, str]]:
     """The place of each value, and where the value comes from."""
     if path is not None:
-        name, written = path.name, yaml_file.lines(path, path.read_text(encoding="utf-8"), renamed)
+        name, written = path.name, yaml_file.lines(path, yaml_file.read_text(path), renamed)
     else:
         name, written = _EMBEDDED, yaml_file.lines(Path(_EMBEDDED), embedded_text(Path("/")))
     for where in _values(data, ()):

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
+from bridge.runtime import whole_file
+
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 _UTC_TIME, _VERSION = 0x17, 0xA0
 
@@ -26,7 +28,7 @@ def expiry_by_name(files: Iterable[tuple[str, str, Path]]) -> dict[tuple[str, st
 def earliest_expiry(path: Path) -> float | None:
     """When the first certificate of a PEM file expires, as Unix time; None if there is none to be read."""
     try:
-        found = [expiry_of(ssl.PEM_cert_to_DER_cert(pem)) for pem in _PEM.findall(path.read_text("ascii", "replace"))]
+        found = [expiry_of(ssl.PEM_cert_to_DER_cert(pem)) for pem in _certificates(path)]
     except (OSError, ValueError):
         return None
     return min((expiry for expiry in found if expiry is not None), default=None)
@@ -35,10 +37,14 @@ def earliest_expiry(path: Path) -> float | None:
 def is_chain(path: Path) -> bool:
     """Whether each certificate of a PEM file is followed by its issuer's; True if the file cannot be read."""
     try:
-        names = [_names(ssl.PEM_cert_to_DER_cert(pem)) for pem in _PEM.findall(path.read_text("ascii", "replace"))]
+        names = [_names(ssl.PEM_cert_to_DER_cert(pem)) for pem in _certificates(path)]
     except (OSError, ValueError, IndexError):
         return True
     return all(below[0] == above[1] for below, above in pairwise(names))
+
+
+def _certificates(path: Path) -> list[str]:
+    return _PEM.findall(whole_file.read_text(path, "ascii", "replace"))
 
 
 def _names(der: bytes) -> tuple[bytes, bytes]:

@@ -24,7 +24,7 @@ from bridge.events.outbox import Entry, Limit, Outbox, OutboxError
 from bridge.events.recorder import Plan, RecorderSettings
 from bridge.events.sinks.sink import Sink
 from bridge.observe.redaction import Redaction
-from bridge.runtime import root_as_owner
+from bridge.runtime import root_as_owner, whole_file
 from bridge.runtime.counted import counted
 from bridge.runtime.database import Database
 
@@ -135,7 +135,7 @@ def _webhook(conf: Config, sink: EventSink) -> Callable[[], Sink]:
     path = named_files.locate(sink.secret_file or "", conf.directory)
     try:
         with root_as_owner.as_operator():
-            secrets = read_secrets(path.read_text(encoding="ascii"))
+            secrets = read_secrets(whole_file.read_text(path, "ascii"))
     except OSError as exc:
         raise ConfigError(f"{key}: {path} cannot be read: {exc.strerror}") from exc
     except UnicodeDecodeError:

@@ -16,7 +16,7 @@ from pathlib import Path
 from bridge.config.listener import Tls
 from bridge.config.scanner import Scanner
 from bridge.errors import ConfigError
-from bridge.runtime import durable_files, root_as_owner
+from bridge.runtime import durable_files, root_as_owner, whole_file
 from bridge.runtime.tls import chain_problem, server_context
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def read_secret(path: Path, key: str) -> str:
 
 def _secret(path: Path, key: str) -> str:
     try:
-        text = path.read_text(encoding="ascii").strip()
+        text = whole_file.read_text(path, "ascii").strip()
     except OSError as exc:
         raise ConfigError(
             f"{key}: {path} cannot be read: {exc.strerror}; "
@@ -65,7 +65,7 @@ def need_readable(path: Path, key: str) -> None:
     """A file that a library reads later."""
     try:
         with root_as_owner.as_operator():
-            path.open("rb").close()
+            whole_file.refuse_endless(path)
     except OSError as exc:
         raise ConfigError(f"{key}: {path} cannot be read: {exc.strerror}") from exc
 
@@ -114,7 +114,7 @@ def read_certificates(name: str, directory: Path, key: str) -> bytes:
     """The PEM file, checked to hold usable certificates."""
     client_tls(name, directory, key)
     with root_as_owner.as_operator():
-        return locate(name, directory).read_bytes()
+        return whole_file.read_bytes(locate(name, directory))
 
 
 def client_tls(ca_file: str | None, directory: Path, key: str) -> ssl.SSLContext:
@@ -122,6 +122,8 @@ def client_tls(ca_file: str | None, directory: Path, key: str) -> ssl.SSLContext
     path = locate(ca_file, directory) if ca_file else None
     try:
         with root_as_owner.as_operator():
+            if path:
+                whole_file.refuse_endless(path)
             context = ssl.create_default_context(cafile=path)
     except (OSError, ssl.SSLError) as exc:
         step = "name a PEM file with the CA's certificate, or leave this key out to trust the system's CAs"

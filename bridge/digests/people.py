@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bridge.errors import ConfigError
 from bridge.mail.address import KnownDomains, comparable_address, comparable_domain, domain_of, has_certain_domain
-from bridge.runtime import root_as_owner
+from bridge.runtime import root_as_owner, whole_file
 
 _MAX_STEPS = 10  # an alias of an alias of ...
 
@@ -106,7 +106,7 @@ class People:
                     status = self._path.stat()
                     seen = (status.st_ino, status.st_mtime_ns, status.st_size)
                     if seen != self._seen:
-                        self._aliases = read_aliases(self._path.read_text("utf-8"))
+                        self._aliases = read_aliases(whole_file.read_text(self._path))
                         self._seen = seen
             except OSError as exc:
                 raise ConfigError(f"digests.aliases_file: {self._path}: {exc.strerror}") from exc

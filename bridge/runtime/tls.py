@@ -10,6 +10,8 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 
+from bridge.runtime import whole_file
+
 _TLS_1_2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _PEM_BYTES = 1 << 20  # far more than any chain
 
@@ -41,6 +43,7 @@ def chain_problem(exc: Exception, cert: Path, key: Path) -> str:
     found: dict[Path, bytes] = {}
     for path in (cert, key):
         try:
+            whole_file.refuse_endless(path)
             with path.open("rb") as file:
                 found[path] = file.read(_PEM_BYTES)
         except OSError as unreadable:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from bridge.errors import ConfigError
-from bridge.runtime import config_mistakes
+from bridge.runtime import config_mistakes, whole_file
 from bridge.runtime.renamed_keys import Path_, Renamed, read_old_names
 
 if TYPE_CHECKING:  # `read` alone must be quick to import
@@ -60,7 +60,7 @@ def load(path: Path, model: type[M], text: str | None = None, renamed: Sequence[
 def read_text(path: Path) -> str:
     """Raises ConfigError."""
     try:
-        return path.read_text(encoding="utf-8")
+        return whole_file.read_text(path)
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path}: cannot be read: {_reason(exc)}; {_next_step(exc)}") from exc
 

@@ -25,6 +25,7 @@ import httpx2
 from bridge.api.request_id import REQUEST_ID
 from bridge.api.scanning import STATUS_PATH, SUBMIT_PATH, AnalysisResult, QueueStatus, queue_status_from_json
 from bridge.errors import ConfigError
+from bridge.runtime import whole_file
 from bridge.runtime.lasting import lasting
 from bridge.runtime.no_cookies import no_cookies
 from bridge.service.abby_settings import Permission
@@ -310,6 +311,8 @@ def _token(config: ServiceConfig) -> str:
 def _trust(config: ServiceConfig) -> ssl.SSLContext:
     core = config.abby.serviceProviders.core
     try:
+        if core.ca_path:
+            whole_file.refuse_endless(core.ca_path)
         return ssl.create_default_context(cafile=core.ca_path)
     except (OSError, ssl.SSLError) as exc:
         raise ConfigError(

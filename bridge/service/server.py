@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import ConfigError
 from bridge.mail.spool import SpoolDisk
+from bridge.runtime import whole_file
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.http_server import DRAIN_S, HttpLimits, HttpServer
 from bridge.runtime.listening_socket import CannotListen, bind
@@ -140,6 +141,8 @@ def tls_context(tls: Tls | None, directory: Path) -> ssl.SSLContext | None:
         return None
     context = server_context()
     try:
+        for name in (tls.cert_file, tls.key_file):
+            whole_file.refuse_endless(directory / name)
         # OpenSSL would ask for the password of an encrypted key on the terminal; refuse the key instead.
         context.load_cert_chain(directory / tls.cert_file, directory / tls.key_file, password=lambda: b"")
     except (OSError, ssl.SSLError, ValueError) as exc:

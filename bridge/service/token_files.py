@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from bridge.runtime import whole_file
+
 
 def token_path(name: str, directory: Path) -> Path:
     """In $CREDENTIALS_DIRECTORY if it exists there, else next to the configuration."""
@@ -40,6 +42,6 @@ def password_in(name: str, directory: Path) -> str:
 
 def _text(name: str, directory: Path) -> str:
     try:
-        return token_path(name, directory).read_text(encoding="utf-8-sig")
+        return whole_file.read_text(token_path(name, directory), "utf-8-sig")
     except (OSError, UnicodeDecodeError) as exc:
         raise ValueError((exc.strerror or "") if isinstance(exc, OSError) else "not UTF-8 text") from exc

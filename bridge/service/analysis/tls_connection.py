@@ -11,11 +11,14 @@ import asyncio
 import socket
 import ssl
 
+from bridge.runtime import whole_file
 from bridge.service.analysis.connections import PIECE, BadAnswer, Connection, Opening
 
 
 def tls_opening(ca_path: str | None, name: str) -> Opening:
     """For a server that must have a certificate for `name`, of one of these authorities. Raises OSError."""
+    if ca_path:
+        whole_file.refuse_endless(ca_path)
     context = ssl.create_default_context(cafile=ca_path)
 
     async def opening(sock: socket.socket) -> Connection:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import ConfigError
+from bridge.runtime import whole_file
 
 if TYPE_CHECKING:  # the processes that inspect mail do not need the settings
     from bridge.service.engine_settings import Yara
@@ -72,7 +73,7 @@ def _files(settings: Yara) -> list[str]:
         found += files
     for file in found:
         try:
-            Path(file).open("rb").close()
+            whole_file.refuse_endless(file)
         except OSError as exc:
             raise ConfigError(f"analyzers.yara.rules: {file} cannot be read: {exc.strerror}") from None
     return list(dict.fromkeys(found))

@@ -23,6 +23,7 @@ from nats.errors import Error
 from nats.js import JetStreamContext
 
 from bridge.errors import ConfigError
+from bridge.runtime import whole_file
 from bridge.runtime.nats_client import NatsClient
 from bridge.service.nats_settings import Nats
 
@@ -177,6 +178,8 @@ def tls_context(settings: Nats) -> ssl.SSLContext:
     if settings.client_cert_file is not None and settings.client_key_file is not None:
         certificate, key = settings.path(settings.client_cert_file), settings.path(settings.client_key_file)
         try:
+            for file in (certificate, key):
+                whole_file.refuse_endless(file)
             context.load_cert_chain(certificate, key, password=lambda: b"")
         except (OSError, ssl.SSLError, ValueError) as exc:
             raise ConfigError(f"{WHERE}.client_cert_file: cannot be used: {reason(exc)}") from exc
@@ -185,6 +188,8 @@ def tls_context(settings: Nats) -> ssl.SSLContext:
 
 def _trust(settings: Nats) -> ssl.SSLContext:
     try:
+        if settings.ca_file:
+            whole_file.refuse_endless(settings.path(settings.ca_file))
         context = ssl.create_default_context(cafile=settings.ca_file and str(settings.path(settings.ca_file)))
     except (OSError, ssl.SSLError) as exc:
         raise ConfigError(f"{WHERE}.ca_file: cannot load certificates: {reason(exc)}") from exc
@@ -195,7 +200,7 @@ def _trust(settings: Nats) -> ssl.SSLContext:
 def _read(settings: Nats, key: str, name: str) -> str:
     path: Path = settings.path(name)
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        text = whole_file.read_text(path).strip()
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{WHERE}.{key}: cannot read {name}: {reason(exc)}") from exc
     if not text:

@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from bridge.runtime import whole_file
 from bridge.service.detection.signals import WORD_BITS, Signals
 
 MAX_CONTEXT = 2.0
@@ -86,7 +87,7 @@ class Model:
 def load(path: Path) -> Model:
     """Raises BadModel and OSError."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(whole_file.read_text(path))
         words = array("b", base64.b64decode(value["words"]["data"]))
         if len(words) != 1 << WORD_BITS:
             raise BadModel(f"{path}: {len(words)} word weights instead of {1 << WORD_BITS}")
