@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import nkeys
 import trustme
 
 from tests.nats_kit import nats_server
-from tests.service.cluster_kit import worker
+from tests.rewriting import rewrite
+from tests.service.cluster_kit import PASSWORD, nats_with_accounts, worker
 from tests.service.service_kit import CONFIG, command, mail, service, wait_for
 
-GREEN = {"messageQueueStatus": "GREEN"}
+GREEN, RED = {"messageQueueStatus": "GREEN"}, {"messageQueueStatus": "RED"}
 
 
 def _configuration(nats: str) -> str:
@@ -112,3 +114,18 @@ def test_mutual_tls_needs_our_certificate(tmp_path):
         said = command(tmp_path, "check", "-c", "service.yml")
         assert said.returncode == 1
         assert "the server requires a certificate: set client_cert_file and client_key_file" in said.stdout
+
+
+def test_a_changed_password_was_used_only_after_a_reload(tmp_path):
+    """NATS then ended the connections of all API nodes and workers, and all mail was deferred."""
+    with nats_with_accounts(tmp_path) as nats:
+        plain = nats.config("rotated", tmp_path)
+        with service(tmp_path, plain) as front, worker(tmp_path, plain):
+            wait_for(lambda: front.status().json == GREEN)
+            settings = tmp_path / "nats.conf"
+            rewrite(settings, settings.read_text().replace(PASSWORD, "another-password"))
+            os.kill(nats.server.pid, signal.SIGHUP)
+            wait_for(lambda: front.status().json == RED)
+            rewrite(tmp_path / "password", "another-password")
+            wait_for(lambda: front.status().json == GREEN)
+            assert front.submit(mail()).json["decision"] == "deliver"

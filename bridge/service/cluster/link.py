@@ -14,6 +14,7 @@ import random
 import ssl
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,8 @@ class Link:
             self._failed(server, "the connection ended")
         except NATS_ERRORS as exc:
             self._failed(server, connect_reason(exc, client, self._settings))
+            if isinstance(exc, (Error, ssl.SSLError)):
+                self._reread()
         except Exception as exc:  # not the answer that the library expects
             self._failed(server, f"unexpected answer ({type(exc).__name__})")
         finally:
@@ -128,6 +131,11 @@ class Link:
                 session.ended.set()
             await client.close()
             await asyncio.sleep(0)  # the library's own tasks have been cancelled, and end now
+
+    def _reread(self) -> None:
+        """The server refuses us: a password or certificate may have been changed since we read it."""
+        with suppress(ConfigError):  # then what we have is the best guess
+            self._options = options(self._settings)
 
     def _set(self, session: Session | None) -> None:
         if self._session is not None:
