@@ -182,7 +182,7 @@ def test_each_colour_of_a_palette_is_shown_on_white(kind: str) -> None:
         out = io.BytesIO()
         picture.save(out, kind, transparency=dice.choice(shades[: 1 if kind == "GIF" else None]))
         first, second = image.open(io.BytesIO(out.getvalue())), image.open(io.BytesIO(out.getvalue()))
-        assert pictures._on_white(first).tobytes() == on_white(second).tobytes()
+        assert pictures._on(first, "white").tobytes() == on_white(second).tobytes()
 
 
 @pytest.mark.parametrize("least", [0, 254, 255])
@@ -190,4 +190,4 @@ def test_an_opaque_picture_is_shown_as_it_is(least: int) -> None:
     image = pytest.importorskip("PIL.Image")
     picture = image.frombytes("RGBA", (256, 64), random.Random(3).randbytes(256 * 64 * 4))
     picture.putalpha(image.frombytes("L", (256, 64), bytes(random.Random(4).choices(range(least, 256), k=256 * 64))))
-    assert pictures._on_white(picture).tobytes() == on_white(picture).tobytes()
+    assert pictures._on(picture, "white").tobytes() == on_white(picture).tobytes()

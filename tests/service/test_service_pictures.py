@@ -1,0 +1,147 @@
+"""Codes in pictures that mail programs show, and that nobody read."""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import Any
+
+import pytest
+
+from bridge.service.analysis.content import pictures
+from bridge.service.analysis.content.unpacking import Budget
+from tests.processor_time import fair_cpu_s
+from tests.requirements import library
+from tests.service.test_service_documents import in_pdf, tags
+
+LINK = "https://a.example/x"
+FOUND = {"picture:qr-link", "host:a.example"}
+
+
+def code(text: str = LINK, scale: int = 4) -> Any:
+    zxingcpp = library("zxingcpp", "pictures")
+    image = library("PIL.Image", "pictures")
+    drawn = zxingcpp.create_barcode(text, zxingcpp.BarcodeFormat.QRCode).to_image(scale=scale)
+    return image.fromarray(drawn).convert("L")
+
+
+def saved(picture: Any, kind: str = "PNG", **options: Any) -> bytes:
+    out = io.BytesIO()
+    picture.save(out, kind, **options)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "AVIF"])
+def test_a_code_in_a_format_that_mail_programs_show_was_not_read(kind: str) -> None:
+    assert tags(saved(code(), kind), f"a.{kind.lower()}") == FOUND
+
+
+NOT_DECODED = {
+    "a.heic": b"\0\0\0\x18ftypheic" + bytes(300),
+    "a.jxl": b"\0\0\0\x0cJXL \r\n\x87\n" + bytes(300),
+    "b.jxl": b"\xff\x0a" + bytes(300),
+    "a.jp2": b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(300),
+    "a.ico": b"\0\0\1\0\1\0\x40\x40\0\0\1\0\x20\0" + bytes(300),
+    "a.tif": b"II+\0\x08\0\0\0" + bytes(300),
+}
+
+
+@pytest.mark.parametrize("name", NOT_DECODED)
+def test_a_picture_that_is_not_decoded_had_no_tag(name: str) -> None:
+    assert "picture:not-read" in tags(NOT_DECODED[name], name)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_all_pixels_of_16_bits_were_white(kind: str) -> None:
+    image = library("PIL.Image", "pictures")
+    grey = code()
+    pixels = b"".join(struct.pack("<H", 3000 + 200 * pixel) for pixel in grey.tobytes())
+    assert tags(saved(image.frombytes("I;16", grey.size, pixels), kind), f"a.{kind.lower()}") == FOUND
+
+
+def modules() -> Any:
+    """A code with one pixel for each module, and nothing around it."""
+    invert = library("PIL.ImageOps", "pictures").invert
+    whole = code(scale=1)
+    return whole.crop(invert(whole).getbbox())
+
+
+def test_a_code_that_the_page_enlarges_was_too_small() -> None:
+    """`<img src="..." width="300" height="300">`, and a PDF document draws pictures in any size as well."""
+    small = modules()
+    assert min(small.size) < 42
+    assert tags(saved(small), "a.png") == FOUND
+    assert tags(in_pdf(small.tobytes(), "L", small.size), "a.pdf") == FOUND
+
+
+@pytest.mark.parametrize("colour", ["white", "black"])
+def test_a_transparent_code_on_a_dark_page_was_white_on_white(colour: str) -> None:
+    image = library("PIL.Image", "pictures")
+    grey = code()
+    picture = image.new("RGBA", grey.size, colour)
+    picture.putalpha(grey if colour == "white" else grey.point(lambda value: 255 - value))
+    assert tags(saved(picture), "a.png") == FOUND
+    assert tags(saved(picture.quantize()), "a.png") == FOUND
+
+
+def test_unused_bytes_in_the_header_of_a_bmp_hid_it() -> None:
+    content = bytearray(saved(code(), "BMP"))
+    content[6:10] = b"abcd"
+    assert tags(bytes(content), "a.bmp") == FOUND
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"BEGIN:VCARD\nVERSION:3.0\nURL:{LINK}\nEND:VCARD",
+        f"MECARD:N:Anna;URL:{LINK};;",
+        "MEBKM:TITLE:Bank;URL:https\\://a.example/x;;",
+        "URL:a.example/x",
+        f"Pay here: {LINK}",
+    ],
+)
+def test_a_link_within_the_text_of_a_code_was_not_found(text: str) -> None:
+    assert tags(saved(code(text)), "a.png") == FOUND
+
+
+def test_a_code_without_a_link_has_none() -> None:
+    assert tags(saved(code("WIFI:T:WPA;S:guest.example;P:secret;;")), "a.png") == set()
+
+
+# TIFF
+
+
+def test_each_page_of_a_tiff_is_read() -> None:
+    image = library("PIL.Image", "pictures")
+    blank = image.new("1", (2000, 100), 1)
+    assert tags(saved(blank, "TIFF", save_all=True, append_images=[code()]), "a.tif") == FOUND
+    many = saved(blank, "TIFF", save_all=True, append_images=[blank] * pictures.MAX_FRAMES)
+    assert tags(many, "a.tif") == {"picture:not-read"}
+
+
+def test_a_huge_second_page_is_not_decoded() -> None:
+    image = library("PIL.Image", "pictures")
+    pages = [image.new("1", (100, 100), 1), image.new("1", (6400, 6400), 1)]
+    content = saved(pages[0], "TIFF", save_all=True, append_images=pages[1:], compression="group4")
+    assert tags(content, "a.tif") == {"picture:not-read"}
+
+
+def test_thousands_of_pages_are_not_counted() -> None:
+    """Pillow compares each one with all before it."""
+    library("PIL.Image", "pictures")
+    entry = struct.pack("<HHII", 256, 4, 1, 100)
+    pages = b"".join(struct.pack("<H12sI", 1, entry, 8 + 18 * number) for number in range(1, 20_000))
+    content = b"II*\0" + struct.pack("<I", 8) + pages + bytes(18)
+    found: list[str] = []
+    assert fair_cpu_s(lambda: found.extend(tags(content, "a.tif"))) < 1
+    assert found == ["picture:not-read"]
+
+
+def test_values_that_are_copied_again_and_again_are_charged() -> None:
+    """Each entry of the directory says that its value is the whole file."""
+    entries = b"".join(struct.pack("<HHII", 30_000 + number, 1, 1_000_000, 0) for number in range(1000))
+    content = b"II*\0" + struct.pack("<IH", 8, 1000) + entries + bytes(1_000_000)
+    budget = Budget(work=2**40)
+    assert pictures._pages(content, budget) == 1
+    assert 2**40 - budget.work > 1_000_000_000
+    assert "limit:archive-work" in tags(content, "a.tif")
