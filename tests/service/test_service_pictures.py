@@ -12,6 +12,7 @@ from bridge.service.analysis.content import pictures
 from bridge.service.analysis.content.unpacking import Budget
 from tests.processor_time import fair_cpu_s
 from tests.requirements import library
+from tests.service.service_kit import zipped
 from tests.service.test_service_documents import in_pdf, tags
 
 LINK = "https://a.example/x"
@@ -106,6 +107,16 @@ def test_a_link_within_the_text_of_a_code_was_not_found(text: str) -> None:
 
 def test_a_code_without_a_link_has_none() -> None:
     assert tags(saved(code("WIFI:T:WPA;S:guest.example;P:secret;;")), "a.png") == set()
+
+
+@pytest.mark.parametrize("junk", [b"\xff", b"\0", b"\xff\xd0", b"\xff\0"])
+def test_junk_in_a_jpeg_took_half_a_microsecond_for_each_byte(junk: bytes) -> None:
+    """As much of it as one likes fits into a small archive."""
+    library("PIL.Image", "pictures")
+    content = zipped(("a.jpg", b"\xff\xd8\xff" + junk * 3_000_000))
+    found: list[str] = []
+    assert fair_cpu_s(lambda: found.extend(tags(content, "a.zip"))) < 1.5
+    assert "limit:archive-work" in found
 
 
 # TIFF

@@ -39,6 +39,10 @@ _VALUE_WORK = 256  # for each value in a directory of TIFF, such as the place of
 _BYTES = frozenset({1, 2, 6, 7})  # types of TIFF whose values are single bytes, which Pillow does not convert
 _SEGMENT = re.compile(rb"\xff[\xc0-\xcf\xda-\xfe]")  # of JPEG: never in the data of a picture
 _SEGMENT_WORK = 1024  # for each; for each chunk of PNG; and for each block of GIF
+_FILL = re.compile(rb"\xff++")  # before the number of a segment of JPEG
+_ALONE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})  # those without a length
+_SCAN = 0xDA
+_JUNK_WORK = 100  # for each byte that Pillow reads one by one
 _MAX_SCANS = 30  # of JPEG, for which the pixels are charged once: libjpeg goes through all of them for each scan
 _RLE_COST = 16  # times as long as another picture: Pillow decodes this format in Python
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,30}:[/\\]|https?:", re.IGNORECASE)
@@ -68,6 +72,8 @@ def picture_members(content: bytes, budget: Budget) -> Iterator[Member]:
     from PIL import Image, ImageFile, PngImagePlugin
 
     budget.take_work(_SEGMENT_WORK * _blocks(content, budget.work // _SEGMENT_WORK + 1))
+    if content.startswith(b"\xff\xd8"):
+        _charge_junk(content, budget)
     pages = _pages(content, budget) if content.startswith(_TIFF) else 0
     PngImagePlugin.MAX_TEXT_CHUNK = 1  # texts and colour profiles are not inflated: no one here needs them
     ImageFile.LOAD_TRUNCATED_IMAGES = True  # browsers show what there is, and ignore checksums of texts
@@ -92,6 +98,18 @@ def _blocks(content: bytes, most: int) -> int:
     while count < most and content.startswith(b"\x89PNG") and at + 8 <= len(content):
         at, count = at + 12 + int.from_bytes(content[at : at + 4], "big"), count + 1
     return count
+
+
+def _charge_junk(content: bytes, budget: Budget) -> None:
+    """What is between the segments of a JPEG file, up to the first scan: a small archive may have megabytes of it."""
+    at = 2
+    while (fill := _FILL.search(content, at)) is not None and fill.end() < len(content):
+        number, end = content[fill.end()], fill.end() + 1
+        budget.take_work(_SEGMENT_WORK + _JUNK_WORK * (end - at))
+        if number == _SCAN:
+            return
+        at = end if number in _ALONE else end + _unpacked(">H", content, end)[0]
+    budget.take_work(_JUNK_WORK * max(0, len(content) - at))
 
 
 def _pages(content: bytes, budget: Budget) -> int:
