@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import struct
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from bridge.service.analysis.content.unpacking import Budget
 from tests.processor_time import fair_cpu_s
 from tests.requirements import library
 from tests.service.service_kit import zipped
-from tests.service.test_service_documents import in_pdf, tags
+from tests.service.test_service_documents import in_pdf, pdf, tags
 
 LINK = "https://a.example/x"
 FOUND = {"picture:qr-link", "host:a.example"}
@@ -156,3 +159,67 @@ def test_values_that_are_copied_again_and_again_are_charged() -> None:
     assert pictures._pages(content, budget) == 1
     assert 2**40 - budget.work > 1_000_000_000
     assert "limit:archive-work" in tags(content, "a.tif")
+
+
+# PDF
+
+
+def encoded_by(*encoders: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    def encode(data: bytes) -> bytes:
+        for encoder in encoders:
+            data = encoder(data)
+        return data
+
+    return encode
+
+
+def ascii_85(data: bytes) -> bytes:
+    return base64.a85encode(data) + b"~>"
+
+
+def in_runs(data: bytes) -> bytes:
+    pieces = (data[at : at + 128] for at in range(0, len(data), 128))
+    return b"".join(bytes([len(piece) - 1]) + piece for piece in pieces) + b"\x80"
+
+
+def as_jpeg(data: bytes) -> bytes:
+    whole = code()
+    assert data == whole.tobytes()
+    return saved(whole, "JPEG")
+
+
+ENCODINGS: dict[bytes, Callable[[bytes], bytes]] = {
+    b"": bytes,
+    b"/Filter/ASCII85Decode": ascii_85,
+    b"/Filter[/ASCII85Decode /FlateDecode]": encoded_by(zlib.compress, ascii_85),  # as ReportLab writes all pictures
+    b"/Filter[/FlateDecode/FlateDecode]": encoded_by(zlib.compress, zlib.compress),
+    b"/Filter/RunLengthDecode": in_runs,
+    b"/Filter[/A85/DCT]": encoded_by(as_jpeg, ascii_85),
+    b"/Filter[/FlateDecode/DCTDecode]": encoded_by(as_jpeg, zlib.compress),
+    b"/Filter 2 0 R": zlib.compress,
+}
+
+
+@pytest.mark.parametrize("filters", ENCODINGS)
+def test_a_picture_in_a_pdf_with_other_filters_was_not_read(filters: bytes) -> None:
+    grey = code()
+    about = b"/Subtype/Image/Width %d/Height %d/ColorSpace/DeviceGray/BitsPerComponent 8" % grey.size
+    stream = b"<<%b%b>>stream\n%b\nendstream" % (about, filters, ENCODINGS[filters](grey.tobytes()))
+    assert tags(pdf(stream, b"/FlateDecode"), "a.pdf") == FOUND
+
+
+def test_a_picture_in_a_pdf_with_16_bits_was_not_read() -> None:
+    grey = code()
+    pixels = zlib.compress(b"".join(bytes((pixel, pixel)) for pixel in grey.tobytes()))
+    about = b"/Subtype/Image/Width %d/Height %d/BitsPerComponent 16/Filter/FlateDecode" % grey.size
+    assert tags(pdf(b"<<%b>>stream\n%b\nendstream" % (about, pixels)), "a.pdf") == FOUND
+
+
+def test_pictures_in_a_pdf_that_take_long_to_decode_are_not_all_read() -> None:
+    """The document is still inspected completely."""
+    library("zxingcpp", "pictures")
+    about = b"/Subtype/Image/Width 1000/Height 1000/BitsPerComponent 8/Filter[/ASCII85Decode/FlateDecode]"
+    stream = b"<<%b>>stream\n%b\nendstream" % (about, ascii_85(zlib.compress(bytes(1_000_000), 0)))
+    found: list[str] = []
+    assert fair_cpu_s(lambda: found.extend(tags(pdf(*[stream] * 5), "a.pdf"))) < 1
+    assert found == ["picture:not-read"]

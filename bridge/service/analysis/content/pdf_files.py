@@ -33,6 +33,7 @@ _FOUND_WORK = 500  # for each stream and each string, however short
 _WORD_WORK = 200  # for each word that may begin a stream
 _ESCAPE_WORK = 128  # for each escape in a string, and each byte that may begin one in a name
 _READ_AGAIN = 20  # work for each byte before a word `stream` within another stream
+_NEAR = 64  # bytes in which a picture begins
 _NO_CONTENT = 16  # bytes of a stream that may be those of an empty file
 _REWRITING = 20  # work for each byte that pikepdf reads and writes
 # It inflates streams with objects, which an attacker can make a million times as long by compressing them twice.
@@ -148,7 +149,7 @@ class _Document:
                 self._texts.append(_Text(source, self._budget))
             elif _is_one_of(stream, forms):
                 pieces.append(self._decoded(stream))
-            elif b"/DCTDecode" in stream.about or b"/DCT" in stream.about:
+            elif b"/DCT" in stream.about and (self._pictures is None or self._is_jpeg(stream)):
                 self._budget.take_member()
                 self._budget.take(stream.end - stream.start)
                 yield Member(("",), self._content[stream.start : stream.end])
@@ -159,6 +160,10 @@ class _Document:
         if form:
             yield Member((), None, tags=("pdf:javascript",))
         yield _summary(self._texts, sources, self._budget)
+
+    def _is_jpeg(self, stream: Stream) -> bool:
+        """As it is, and not encoded again."""
+        return self._content[stream.start : stream.start + _NEAR].lstrip().startswith(b"\xff\xd8")
 
     def _decoded(self, stream: Stream) -> bytes:
         data, _ = self._decoder.decode(stream)

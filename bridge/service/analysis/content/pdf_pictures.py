@@ -1,7 +1,7 @@
-"""Images in PDF documents that are compressed like PNG, as most QR codes in them are.
+"""Images in PDF documents that are compressed like PNG, as most QR codes in them are, or not at all, in any encoding.
 
 Such a stream has no header: its description says what it is. Here, it becomes a PNG file for the image reader. What a
-predictor wrote is already the content of a PNG file; anything else is inflated. Colours do not matter: from a palette,
+predictor wrote is already the content of a PNG file; anything else is decoded. Colours do not matter: from a palette,
 only the numbers of its colours are used. The work is limited separately, because a catalogue has thousands of images;
 beyond the limit, the document gets the tag for images that were not read. An image that several documents in a mail
 share is read once, because each reading of an ambiguous mail may be another document. Nothing here raises.
@@ -25,7 +25,9 @@ MAX_PIXELS = 12_000_000  # of all such pictures in a document
 _MAX_BYTES, _MAX_WORK = 48 * 1024 * 1024, 64 * 1024 * 1024  # inflated, and looked at
 _IMAGE = re.compile(rb"/Image(?:Mask)?(?![A-Za-z0-9])")
 _FLATE = re.compile(rb"/F(?:ilter)?" + SPACE + rb"\[?" + SPACE + rb"/Fl(?:ateDecode)?(?![A-Za-z0-9])")
-_OTHER = re.compile(rb"/(?:DCT|JPX|JBIG2|CCITT|LZW|RunLength|ASCII)[A-Za-z0-9]{0,9}Decode")
+_FILTER = re.compile(rb"/(?:Fl|A85|AHx|RL|LZW|DCT|(?:Flate|ASCII85|ASCIIHex|RunLength|LZW|DCT)Decode)(?![A-Za-z0-9])")
+_NOT_DECODED = re.compile(rb"/(?:JPX|JBIG2|CCITTFax)Decode|/CCF(?![A-Za-z0-9])")
+_JPEG = b"\xff\xd8\xff"
 _NUMBER = re.compile(
     rb"/(Width|Height|BitsPerComponent|Colors|Predictor)[\s\0]++\+?0*+(\d{1,6})(?![\s\0]*+\d++" + SPACE + rb"R)"
 )
@@ -48,7 +50,7 @@ class Pictures:
 
     def members(self, stream: Stream) -> Iterator[Member]:
         """The picture, if it is one that may contain a code."""
-        if not _IMAGE.search(stream.about) or not _FLATE.search(stream.about) or _OTHER.search(stream.about):
+        if not _IMAGE.search(stream.about):
             return
         try:
             if picture := self._read(stream):
@@ -58,10 +60,12 @@ class Pictures:
 
     def _read(self, stream: Stream) -> bytes:
         about = self._decoder.described(stream)
+        if _NOT_DECODED.search(about):
+            return b""
         numbers = {name: int(value) for name, value in _NUMBER.findall(about)}
         width, height = numbers.get(b"Width", 0), numbers.get(b"Height", 0)
         bits = 1 if b"/ImageMask" in about else numbers.get(b"BitsPerComponent", 8)
-        if min(width, height) < MIN_SIDE or bits not in (1, 2, 4, 8):
+        if min(width, height) < MIN_SIDE or bits not in (1, 2, 4, 8, 16):
             return b""
         self._budget.pixels -= width * height
         if self._budget.pixels < 0:
@@ -72,28 +76,37 @@ class Pictures:
         if known in self._mail.pictures:
             return b""
         self._mail.pictures.add(known)
-        if numbers.get(b"Predictor", 1) < _PNG_FILTERS:
-            components, packed = self._in_rows(packed, width, height, bits)
+        if not _FLATE.search(about) or len(_FILTER.findall(about)) > 1:
+            data, _ = self._decoder.decode(stream)
+            self._mail.take_picture(len(data))
+            if data.startswith(_JPEG):
+                return data
+            components, packed = _in_rows(data, width, height, bits)
+        elif numbers.get(b"Predictor", 1) < _PNG_FILTERS:
+            components, packed = _in_rows(self._inflated(packed, width, height, bits), width, height, bits)
         return _png(width, height, bits, components, packed, _palette(about, bits))
 
     def _take(self, count: int) -> None:
         self._budget.take(count)
         self._mail.take_picture(count)
 
-    def _in_rows(self, packed: bytes, width: int, height: int, bits: int) -> tuple[int, bytes]:
-        """The number of components, and the rows as PNG has them: each begins with the number of its filter."""
+    def _inflated(self, packed: bytes, width: int, height: int, bits: int) -> bytes:
         largest = -(-width * bits * max(_KINDS) // 8) * height
         self._take(min(largest, 1032 * len(packed)))  # the most by which zlib can expand data
         try:
-            data = zlib.decompressobj().decompress(packed, largest)
+            return zlib.decompressobj().decompress(packed, largest)
         except zlib.error:
-            return 0, b""
-        for components in sorted(_KINDS, reverse=True):
-            row = -(-width * bits * components // 8)
-            if row * height <= len(data):
-                rows = b"".join(b"\0" + data[at : at + row] for at in range(0, row * height, row))
-                return components, zlib.compress(rows, 0)
-        return 0, b""
+            return b""
+
+
+def _in_rows(data: bytes, width: int, height: int, bits: int) -> tuple[int, bytes]:
+    """The number of components, and the rows as PNG has them: each begins with the number of its filter."""
+    for components in sorted(_KINDS, reverse=True):
+        row = -(-width * bits * components // 8)
+        if row * height <= len(data):
+            rows = b"".join(b"\0" + data[at : at + row] for at in range(0, row * height, row))
+            return components, zlib.compress(rows, 0)
+    return 0, b""
 
 
 def _palette(about: bytes, bits: int) -> bytes:
@@ -104,7 +117,7 @@ def _palette(about: bytes, bits: int) -> bytes:
 
 
 def _png(width: int, height: int, bits: int, components: int, packed: bytes, palette: bytes) -> bytes:
-    if components not in _KINDS or (components > 1 and bits != 8):
+    if components not in _KINDS or (components > 1 and bits < 8):
         return b""
     has_palette = bool(palette) and components == 1
     kind = _WITH_PALETTE if has_palette else _KINDS[components]
