@@ -16,7 +16,7 @@ from bridge.service.analysis.content.unpacking import Budget
 from tests.processor_time import fair_cpu_s
 from tests.requirements import library
 from tests.service.service_kit import zipped
-from tests.service.test_service_documents import in_pdf, pdf, tags
+from tests.service.test_service_documents import in_pdf, ole, pdf, tags
 
 LINK = "https://a.example/x"
 FOUND = {"picture:qr-link", "host:a.example"}
@@ -223,3 +223,51 @@ def test_pictures_in_a_pdf_that_take_long_to_decode_are_not_all_read() -> None:
     found: list[str] = []
     assert fair_cpu_s(lambda: found.extend(tags(pdf(*[stream] * 5), "a.pdf"))) < 1
     assert found == ["picture:not-read"]
+
+
+# Old Office documents and RTF
+
+
+def record(picture: bytes, digests: int = 1) -> bytes:
+    """As Office stores a picture: a header with the length, one or two digests, and a tag."""
+    content = bytes(16 * digests) + b"\xff" + picture
+    return struct.pack("<HHI", 0x6E00, 0xF01E, len(content)) + content
+
+
+def as_word(picture: bytes) -> bytes:
+    return ole({"WordDocument": b"\xec\xa5" + bytes(5000), "Data": bytes(100) + record(picture) + bytes(100)})
+
+
+def as_powerpoint(picture: bytes) -> bytes:
+    return ole({"PowerPoint Document": bytes(5000), "Pictures": record(b"decoy") + record(picture, digests=2)})
+
+
+def as_excel(picture: bytes) -> bytes:
+    """In pieces: a record of Excel has at most 8,224 bytes."""
+    drawings = record(picture)
+    pieces = [drawings[:100], drawings[100:300], drawings[300:]]
+    records = [
+        struct.pack("<HH", kind, len(piece)) + piece for kind, piece in zip((0xEB, 0x3C, 0x3C), pieces, strict=True)
+    ]
+    beginning = struct.pack("<HHHH12x", 0x0809, 16, 0x0600, 5)
+    return ole({"Workbook": beginning + b"".join(records) + struct.pack("<HH", 10, 0)})
+
+
+def as_rtf(picture: bytes) -> bytes:
+    digits = picture.hex()
+    lines = "\r\n".join(digits[at : at + 79] for at in range(0, len(digits), 79))
+    return ("{\\rtf1 {\\pict\\pngblip\\picw100{\\*\\blipuid 0123}\r\n" + lines + "}}").encode()
+
+
+@pytest.mark.parametrize("document", [as_word, as_powerpoint, as_excel, as_rtf])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_a_picture_in_an_old_document_was_not_read(document: Callable[[bytes], bytes], kind: str) -> None:
+    assert tags(document(saved(code(), kind)), "a.doc") >= FOUND
+
+
+def test_pictures_that_contain_each_other_are_charged() -> None:
+    """Each record says that its picture is the rest of the stream."""
+    start = struct.pack("<HHI", 0x6E00, 0xF01D, 3_000_000) + bytes(17) + b"\xff\xd8\xff"
+    found: list[str] = []
+    assert fair_cpu_s(lambda: found.extend(tags(ole({"Data": start * 2000}), "a.doc"))) < 1.5
+    assert "limit:archive-work" in found

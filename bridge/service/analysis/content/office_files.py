@@ -18,6 +18,7 @@ from bridge.service.analysis.content import (
     binary_links,
     compressed_rtf,
     default_password,
+    document_pictures,
     excel_files,
     file_types,
     odf_files,
@@ -186,6 +187,8 @@ def _of_ole(content: bytes, budget: Budget) -> Iterator[Member]:
             links = binary_links.links(source, budget)
             yield Member(("macro.txt",) if source else (), source or None, tags=tags, links=links)
         yield from _of_stream(entry, name, budget)
+        pictures = document_pictures.in_book if name in _BOOKS else document_pictures.in_stream
+        yield from pictures(entry.content, budget)
     found = [UNOPENED] if not names else [MACRO, NOT_READ] if project.is_unread else []
     if "encryptedpackage" in encrypted:
         yield _opened(encrypted.get("encryptioninfo", b""), encrypted["encryptedpackage"], budget)
@@ -464,6 +467,7 @@ def _of_rtf(content: bytes, budget: Budget) -> Iterator[Member]:
     if rtf.limit:
         raise rtf.limit
     yield Member((), None, links=binary_links.links(content, budget))
+    yield from document_pictures.in_rtf(content, budget)
 
 
 def _loaded(templates: Collection[str], fields: str, bases: Collection[str], budget: Budget) -> Iterator[Member]:
