@@ -200,6 +200,37 @@ def test_these_links_of_texts_were_missed(text: str) -> None:
     assert links.hosts == {"evil.example"} and links.tags == {"url:userinfo"}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<https://evil. example/x>",
+        '"https://ev il.example/x"',
+        "<URL:http: //evil.example>",
+        "<https:// evil.example>",
+        "< h t t p s : / / e v i l . e x a m p l e / >",
+        "<https://good.example @evil.example>",
+        "<ftp:\t//evil.example>",
+    ],
+)
+def test_white_space_in_a_link_that_thunderbird_removes_hid_the_host(text: str) -> None:
+    links = found(f"See {text} today", "text/plain")
+    assert "evil.example" in links.hosts and not links.tags
+
+
+@pytest.mark.parametrize("text", ["<https://a.example> and <https://b.example>", '"http" is: "x"', "<http: a b>"])
+def test_text_between_links_in_brackets_is_no_link(text: str) -> None:
+    assert found(text, "text/plain").hosts <= {"a.example", "b.example"}
+
+
+@pytest.mark.parametrize("piece", ["<", '"', "< http:", "<http: a> ", "<h t t p s : " + "a" * 1999])
+def test_links_in_brackets_take_linear_time(piece: str) -> None:
+    def scan() -> None:
+        with suppress(TooMuch, NeedsProcess):
+            Links(is_inline=True).scan(piece * (1_000_000 // len(piece)), is_html=False)
+
+    assert fair_cpu_s(scan) < 0.5
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "text/html"])
 @pytest.mark.parametrize(
     "text",

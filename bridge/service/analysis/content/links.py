@@ -41,6 +41,14 @@ _COMPARED = link_address.WEB | {""}  # in others, what looks like a host may be 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]{1,30}:\Z")  # of any program that opens links: file, webcal, smb
 _BEFORE = ("=", "='", '="', "url(", "url('", 'url("')  # `//host` is a link after a scheme or one of these. In a page,
 _WITHIN = frozenset("/._-~%?&#+@!$*")  # it may be one unless it follows a letter, a digit or one of these
+# In plain text: Thunderbird removes white space from a link in brackets or quotes (RFC 3986, appendix C).
+_GAP = r"[ \t]{0,9}+"
+_ENCLOSED = tuple(
+    re.compile(
+        f'{start}{_GAP}(?:url:)?((?:{_GAP.join("http")}{_GAP}s?|{_GAP.join("ftp")}){_GAP}:[^<>"\r\n]{{1,2000}}+)[>"]'
+    )
+    for start in '<"'
+)
 _BARE = re.compile(r"www\.([\w.-]+)")
 _ANCHOR = re.compile(r"<a\s")
 _HREF = re.compile(r"href(?<![\w-]href)\s*+=\s*+(?:\"([^\"]*+)|'([^']*+)|([^\s>]++))")
@@ -112,6 +120,7 @@ class Links:
         if not is_html:
             self.check_paths(text)
             self.collect(text)
+            self._add_enclosed(ascii_lower(text))
             return
         self._check_references(text)
         if "&" in text and _BREAK.search(text):
@@ -188,6 +197,15 @@ class Links:
         if "location" in text and "%" in text:
             for match in _SEARCHED.finditer(text):
                 self._add(match[1])
+
+    def _add_enclosed(self, text: str) -> None:
+        """Links with white space in them: `<https://evil. example>`. They are guesses: most programs end them there."""
+        for pattern in _ENCLOSED if ":" in text else ():
+            for link in pattern.findall(text):
+                if " " in link or "\t" in link:
+                    self._charge_path()
+                    address = link_address.read("".join(link.split()))
+                    self._add_guess(address.host if address else "")
 
     def _add_rest(self, text: str, match: re.Match[str], is_html: bool) -> None:
         """In an attribute, what precedes the host may contain spaces, brackets and quotes.
