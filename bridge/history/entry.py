@@ -167,9 +167,18 @@ def queue_id_keys(next_id: str) -> list[str]:
 
 def address_keys(sender: str, recipients: Iterable[str]) -> Iterator[str]:
     """The keys under which the mail is found by its addresses."""
-    yield from _keys("from:", sender)
+    yield from keys_of_address("from:", sender)
     for recipient in recipients:
-        yield from _keys("to:", recipient)
+        yield from keys_of_address("to:", recipient)
+
+
+def keys_of_address(role: str, address: str) -> Iterator[str]:
+    """`role`: "from:" or "to:"."""
+    compared = comparable_address(address)[-MAX_KEY:]  # of a longer one, only the end, which has the domain
+    yield role + compared
+    _, at, domain = compared.rpartition("@")
+    if at:
+        yield f"{role}@{domain}"
 
 
 def key_of(role: str, wanted: str) -> str:
@@ -179,11 +188,3 @@ def key_of(role: str, wanted: str) -> str:
     if "@" not in wanted.lstrip("@") and not wanted.startswith("~"):  # ~: a pseudonym
         return f"{role}:@{comparable_domain(wanted.lstrip('@'))}"
     return f"{role}:{comparable_address(wanted)[-MAX_KEY:]}"
-
-
-def _keys(role: str, address: str) -> Iterator[str]:
-    compared = comparable_address(address)[-MAX_KEY:]  # of a longer one, only the end, which has the domain
-    yield role + compared
-    _, at, domain = compared.rpartition("@")
-    if at:
-        yield f"{role}@{domain}"

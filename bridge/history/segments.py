@@ -25,7 +25,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from bridge.history.entry import Kind, Row, address_keys, queue_id_keys
+from bridge.history.entry import Kind, Row
 from bridge.history.segment_files import (
     finished_name,
     is_live,
@@ -36,6 +36,7 @@ from bridge.history.segment_files import (
     slot_of,
     token_of,
 )
+from bridge.history.segment_keys import put_keys
 from bridge.history.store import HistoryError
 from bridge.runtime import durable_files
 from bridge.runtime.storable import storable, storable_row
@@ -271,7 +272,7 @@ def _copy(connection: sqlite3.Connection, new: Path) -> None:
     with transaction(connection):
         for statement in (*FINISHED_SCHEMA, *_added_columns(connection), *_COPY, *INDEXES):
             connection.execute(statement)
-        _copy_keys(connection)
+        put_keys(connection)
     connection.execute("DETACH finished")
     durable_files.sync_file(new)
 
@@ -282,25 +283,6 @@ def _added_columns(connection: sqlite3.Connection) -> Iterator[str]:
         for (name,) in connection.execute("SELECT name FROM pragma_table_info(?, 'main')", (table,)).fetchall():
             if name not in known:
                 yield f'ALTER TABLE finished.{table} ADD COLUMN "{name}"'
-
-
-def _copy_keys(connection: sqlite3.Connection) -> None:
-    """SQLite sorts them: sorting them here would stop all other threads for a tenth of a second."""
-    connection.execute("CREATE TEMP TABLE keys (key TEXT, mail INTEGER)")
-    mails = connection.execute("SELECT rowid, sender, recipients, next_id FROM finished.mail")
-    connection.executemany(
-        "INSERT INTO keys VALUES (?, ?)",
-        (
-            (key, number)
-            for number, sender, recipients, next_id in mails
-            for key in (
-                *address_keys(sender, recipients.split("\n") if recipients else ()),
-                *queue_id_keys(next_id),
-            )
-        ),
-    )
-    connection.execute("INSERT OR IGNORE INTO finished.address SELECT key, mail FROM keys ORDER BY key, mail")
-    connection.execute("DROP TABLE keys")
 
 
 def finish_abandoned(directory: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bridge.history import segment_files, segment_merge, segments
-from bridge.history.entry import LaterEvent
+from bridge.history.entry import LaterEvent, address_keys, queue_id_keys
 from bridge.history.query import HistoryQuery
 from bridge.history.store import HistoryError
 from bridge.testing import until
@@ -277,3 +277,45 @@ def test_columns_of_a_newer_version_stopped_the_history(tmp_path: Path) -> None:
         assert find(history, rule="policy.other") == ["ID0002"]
     history.note([LaterEvent(NOON + 1, "ID0001", "deleted")])
     assert [event.event for event in history.later(["ID0001"])] == ["released", "deleted"]
+
+
+def test_sqlite_makes_the_same_keys_of_addresses_as_python(tmp_path: Path) -> None:
+    """A plain address that it compared in another way would only be found in the live segment."""
+    characters = [chr(number) for number in range(1, 128) if chr(number) != "\n"]
+    addresses = [
+        *(
+            f"{local}@{domain}"
+            for each in characters
+            for local, domain in ((f"A{each}B", "c.example"), ("a", f"C{each}d"))
+        ),
+        *(f"{each}@c.example" for each in characters),
+        *(f"a@c.example{each}" for each in characters),
+        *(
+            "",
+            "@",
+            "a",
+            "Postmaster",
+            "~a1b2",
+            "*@c.example",
+            "a@",
+            "@b.example",
+            "a@b@c.example",
+            "a@b..",
+            "\u00e4@b.example",
+            "a@B\u00dccher.example",
+        ),
+        *(f"{'a' * 391}@c.example", f"{'a' * 390}@c.example", "<@relay.example:a@c.example>"),
+    ]
+    made = [mail(number, sender=address, recipients=address) for number, address in enumerate(addresses)]
+    made.append(mail(len(made), recipients="B@c.example\nd@e.example", next_id="N1,N2"))
+    sqlite_history(tmp_path, max_rows=1).append(made)
+    expected = {
+        (key, number)
+        for number, (_, row) in enumerate(made, 1)
+        for key in (
+            *address_keys(row.sender, row.recipients.split("\n") if row.recipients else ()),
+            *queue_id_keys(row.next_id),
+        )
+    }
+    with closing(sqlite3.connect(next(tmp_path.glob("*.sqlite")))) as connection:
+        assert set(connection.execute("SELECT key, mail FROM address")) == expected
