@@ -21,6 +21,9 @@ from bridge.runtime import durable_files
 MAX_MERGED = 500 * 1024 * 1024  # bytes of the parts: merging more would take minutes
 _DAY_S = 86_400
 _COLUMNS = ", ".join(f'"{name}"' for name in Row._fields)
+_HOURLY = (
+    "CREATE TABLE finished.hourly AS SELECT hour, kind, sum(mails) AS mails, sum(size) AS size FROM hours GROUP BY 1, 2"
+)
 
 
 def merge_days(directory: Path, now: float) -> None:
@@ -73,6 +76,7 @@ def _copy_all(paths: list[Path], new: Path) -> None:
             connection.execute(statement)
         connection.execute("CREATE TEMP TABLE keys (key TEXT, mail INTEGER)")  # temporary ones are not kept in memory
         connection.execute("CREATE TEMP TABLE numbers (old INTEGER PRIMARY KEY, new INTEGER)")
+        connection.execute("CREATE TEMP TABLE hours (hour INTEGER, kind INTEGER, mails INTEGER, size INTEGER)")
         kinds: dict[Kind, int] = {}
         for path in paths:
             connection.execute("ATTACH ? AS part", (f"file:{quoted(path)}?mode=ro",))  # must exist
@@ -81,7 +85,7 @@ def _copy_all(paths: list[Path], new: Path) -> None:
             connection.execute("DETACH part")
         with transaction(connection):
             connection.execute("INSERT INTO finished.address SELECT key, mail FROM keys ORDER BY key, mail")
-            for statement in INDEXES:
+            for statement in (*INDEXES, _HOURLY):
                 connection.execute(statement)
 
 
@@ -102,3 +106,4 @@ def _copy(connection: sqlite3.Connection, kinds: dict[Kind, int]) -> None:
         (before,),
     )
     connection.execute("INSERT INTO keys SELECT key, mail + ? FROM part.address", (before,))
+    connection.execute("INSERT INTO hours SELECT hour, new, mails, size FROM part.hourly JOIN numbers ON old = kind")

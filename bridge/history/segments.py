@@ -80,8 +80,10 @@ INDEXES = (
     "CREATE VIRTUAL TABLE finished.words USING "
     "fts5(subject, content='', detail=none, tokenize='unicode61 remove_diacritics 0')",
     "INSERT INTO finished.words (rowid, subject) SELECT rowid, subject FROM finished.mail WHERE subject != ''",
+)
+_HOURLY = (
     "CREATE TABLE finished.hourly AS SELECT CAST(at / 3600 AS INTEGER) AS hour, kind, sum(mails) AS mails, "
-    "sum(size * mails) AS size FROM finished.mail GROUP BY 1, 2",
+    "sum(size * mails) AS size FROM finished.mail GROUP BY 1, 2"
 )
 _COPY = (
     "INSERT INTO finished.kind SELECT * FROM main.kind",
@@ -270,7 +272,7 @@ def _copy(connection: sqlite3.Connection, new: Path) -> None:
     connection.execute("ATTACH ? AS finished", (str(new),))
     connection.execute("PRAGMA finished.synchronous=OFF")  # nothing is lost: the live segment is still there
     with transaction(connection):
-        for statement in (*FINISHED_SCHEMA, *_added_columns(connection), *_COPY, *INDEXES):
+        for statement in (*FINISHED_SCHEMA, *_added_columns(connection), *_COPY, *INDEXES, _HOURLY):
             connection.execute(statement)
         put_keys(connection)
     connection.execute("DETACH finished")
