@@ -15,7 +15,7 @@ import click
 from bridge.cli.config_option import config_option, fail_config, load_or_exit
 from bridge.cli.parameters import Limit
 from bridge.cli.single_values import Group
-from bridge.cli.terminal import can_ask, confirm, say, say_json
+from bridge.cli.terminal import consents, say, say_json
 from bridge.runtime.counted import counted
 
 if TYPE_CHECKING:
@@ -168,10 +168,8 @@ def drop(path: Path | None, ids: tuple[str, ...], everything: bool, waiting: boo
     if not yes:
         what = "all dead letters" if chosen is None else counted(len(chosen), "dead letter")
         what = f"all events of {sink}, including those still waiting" if waiting and chosen is None else what
-        if not can_ask():
-            _fail(f"nothing was deleted: add --yes to delete {what}", EXIT_UNCONFIRMED)
-        if not confirm(f"Permanently delete {what}?"):
-            _fail("nothing was deleted", EXIT_UNCONFIRMED)
+        if not consents(f"permanently delete {what}", otherwise="nothing was deleted"):
+            sys.exit(EXIT_UNCONFIRMED)
     number = _run(outbox, lambda: outbox.drop(sink, chosen, waiting=waiting))
     say(f"{number:,} deleted")
     if not waiting and chosen is None and (left := _waiting(outbox, sink)):

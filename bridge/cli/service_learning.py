@@ -11,14 +11,14 @@ import click
 from bridge.cli.parameters import Tenant
 from bridge.cli.service_place import opened_store, own_config
 from bridge.cli.single_values import Group
-from bridge.cli.terminal import can_ask, confirm, say, say_cells, say_json
+from bridge.cli.terminal import consents, say, say_cells, say_json
 from bridge.runtime.counted import counted
 
 if TYPE_CHECKING:
     from bridge.service.learning.votes import Vote
 
 _MAX_LINE = 20_000
-_EXIT_UNCONFIRMED = 2
+_EXIT_REFUSED, _EXIT_UNCONFIRMED = 1, 2  # as of `quarantine delete`
 
 
 _tenant = click.option(
@@ -72,19 +72,14 @@ def reset(path: Path | None, own: Path | None, scope: str, yes: bool) -> None:
     with opened_store(own or path) as store:
         votes = VoteStore(store)
         if not yes and (known := len(votes.votes(scope))):
-            _need_consent(f"permanently delete {counted(known, 'vote')} (`learning export` saves them)")
+            agreed = consents(
+                f"permanently delete {counted(known, 'vote')} (`learning export` saves them)",
+                otherwise="nothing was deleted",
+            )
+            if not agreed:
+                sys.exit(_EXIT_UNCONFIRMED if agreed is None else _EXIT_REFUSED)
         count = votes.reset(scope)
     say(f"{counted(count, 'vote')} removed", err=True)
-
-
-def _need_consent(what: str) -> None:
-    """Ends the command unless the operator agrees, with the exit codes of `quarantine delete`."""
-    if not can_ask():
-        say(f"this would {what}: add --yes to confirm; nothing was deleted", err=True)
-        sys.exit(_EXIT_UNCONFIRMED)
-    if not confirm(f"{what[:1].upper()}{what[1:]}?"):
-        say("nothing was deleted", err=True)
-        sys.exit(1)
 
 
 @learning.command("export")

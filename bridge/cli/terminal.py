@@ -109,6 +109,17 @@ def confirm(question: str, *, abort: bool = False) -> bool:
     return click.confirm(visible(question), abort=abort, err=True)
 
 
+def consents(what: str, *, otherwise: str) -> bool | None:
+    """Whether the operator agrees to `what`: a verb and its object. None if nobody can be asked."""
+    if not can_ask():
+        say(f"this would {what}: add --yes to confirm; {otherwise}", err=True)
+        return None
+    is_agreed = confirm(f"{what[:1].upper()}{what[1:]}?")
+    if not is_agreed:
+        say(otherwise, err=True)
+    return is_agreed
+
+
 def ask_secret(question: str) -> str:
     """Asks twice on standard error, without an echo; reads the first line of standard input if that is a file or pipe.
 

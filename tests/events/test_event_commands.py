@@ -72,7 +72,7 @@ def test_dead_letters_are_looked_at_sent_again_and_dropped(config: Path) -> None
     assert run("retry", "-c", config, newest).stdout == "1 dead letter will be sent again\n"
     assert run("retry", "-c", config, newest).returncode == 3  # it is not dead any more
     refused = run("drop", "-c", config, "--all")
-    assert refused.returncode == 2 and "nothing was deleted: add --yes" in refused.stderr
+    assert refused.returncode == 2 and "add --yes to confirm; nothing was deleted" in refused.stderr
     assert run("drop", "-c", config, oldest, "--yes").stdout == "1 deleted\n"
     done = run("drop", "-c", config, "--all", "--waiting", "--sink", "hook", "--yes")
     assert done.stdout == "2 deleted\n"

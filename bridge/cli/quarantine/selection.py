@@ -17,7 +17,7 @@ import click
 
 from bridge.cli.parameters import Limit
 from bridge.cli.quarantine.filters import with_filters
-from bridge.cli.terminal import can_ask, confirm, say
+from bridge.cli.terminal import can_ask, consents, say
 from bridge.runtime.counted import counted
 
 if TYPE_CHECKING:
@@ -136,13 +136,9 @@ def consent(mails: list[MailRecord], *, verb: str, yes: bool, done: str, where: 
     if yes or not mails:
         return
     _show_on_error(mails)
-    what = f"{verb} {count(mails)}{where}"
-    if not can_ask():
-        say(f"this would {what}: add --yes to confirm; nothing was {done}", err=True)
-        sys.exit(EXIT_UNCONFIRMED)
-    if not confirm(f"{what[:1].upper()}{what[1:]}?"):
-        say(f"nothing was {done}", err=True)
-        sys.exit(EXIT_FAILED)
+    agreed = consents(f"{verb} {count(mails)}{where}", otherwise=f"nothing was {done}")
+    if not agreed:
+        sys.exit(EXIT_UNCONFIRMED if agreed is None else EXIT_FAILED)
 
 
 def only_copies(mails: list[MailRecord]) -> str:

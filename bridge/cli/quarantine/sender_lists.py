@@ -21,7 +21,7 @@ import click
 from bridge.cli.config_option import config_option
 from bridge.cli.quarantine.selection import Choice, select, show_table, with_selection
 from bridge.cli.single_values import Command
-from bridge.cli.terminal import EXIT_INTERRUPTED, can_ask, confirm, say, say_json
+from bridge.cli.terminal import EXIT_INTERRUPTED, consents, say, say_json
 from bridge.errors import BridgeError, ConfigError
 from bridge.runtime.counted import counted
 
@@ -254,12 +254,9 @@ class Job:
         if len(entries) > _SHOWN:
             say(f"+ ... and {len(entries) - _SHOWN:,} more (--dry-run shows all)", err=True)
         what = f"add {_entries(len(entries))} from {counted(len(self.due), 'mail')} to {self.list_name}"
-        if not can_ask():
-            say(f"this would {what}: add --yes to confirm; nothing was changed", err=True)
-            self.refusal = EXIT_UNCONFIRMED
-        elif not confirm(f"{what[:1].upper()}{what[1:]}?"):
-            say("nothing was changed", err=True)
-            self.refusal = EXIT_FAILED
+        agreed = consents(what, otherwise="nothing was changed")
+        if not agreed:
+            self.refusal = EXIT_UNCONFIRMED if agreed is None else EXIT_FAILED
         return not self.refusal
 
     def _refuse_dangerous(self) -> None:

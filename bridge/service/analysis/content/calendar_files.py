@@ -45,20 +45,8 @@ _LINK = re.compile(
     re.MULTILINE,
 )
 _TEXTS = frozenset(
-    [
-        "summary",
-        "description",
-        "comment",
-        "note",
-        "fn",
-        "n",
-        "org",
-        "title",
-        "categories",
-        "location",
-        "contact",
-        "role",
-    ]
+    {"summary", "description", "comment", "note", "fn", "n", "org", "title", "categories"}
+    | {"location", "contact", "role"}
 )
 _SHOWN = frozenset({"photo", "logo", "sound", "key"})  # loaded with the card
 _ALARM = "begin:valarm"
