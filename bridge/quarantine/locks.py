@@ -1,12 +1,15 @@
 """Locks on single mails, for a store without its own locks.
 
 A lock ends with the process that holds it, even if that crashes: the kernel releases a file lock, and
-PostgreSQL an advisory lock when its connection ends. Machines that share object storage must share a
+PostgreSQL an advisory lock when its transaction ends. Machines that share object storage must share a
 PostgreSQL database: a file lock is visible on its own machine only. If this is wrong, two people
 release the same mail twice.
 
 A connection may also end while its process continues: after a failover, or if an administrator ends it. The lock is
 then free for others, so its holder must `check` it just before a step that cannot be undone.
+
+The lock belongs to a transaction that stays open, not to the session of the server: a pooler such as PgBouncer gives
+one session to several clients in turn, and each of them would have the lock of the others.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from bridge.runtime.database import Database, DatabaseUnusable
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
 MAX_HELD = 8  # concurrent releases of one command; each has a database connection, and half of these are kept open
 _WAIT_S = 5.0  # for the server, and for a statement
+_NO_LIMIT = func.set_config("idle_in_transaction_session_timeout", "0", True)  # it would end the lock of a slow release
 _HAS_LOCK = text(  # the view shows the halves of a 64-bit key, and 1 for such a key
     "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
     " AND objsubid = 1 AND (classid::bigint << 32) | objid::bigint = :key"
@@ -81,7 +85,8 @@ class PostgresLocks:
         number = _number(name)
         with self._connect() as connection:
             try:
-                is_ours = bool(connection.execute(select(func.pg_try_advisory_lock(number))).scalar())
+                attempt = select(func.pg_try_advisory_xact_lock(number), _NO_LIMIT)
+                is_ours = bool(connection.execute(attempt).scalar())
             except SQLAlchemyError as exc:
                 raise StoreError(f"state database: {database.reason(exc)}") from exc
             if not is_ours:
@@ -98,20 +103,20 @@ class PostgresLocks:
                 if self._engine is None:
                     self._engine = self._database.engine(wait_s=_WAIT_S, connections=MAX_HELD // 2, statement_s=_WAIT_S)
                     weakref.finalize(self, self._engine.dispose)
-            return self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            return self._engine.connect()
         except (SQLAlchemyError, DatabaseUnusable) as exc:
             raise StoreError(f"state database: {database.reason(exc)}") from exc
 
 
 class _AdvisoryLock(HeldLock):
-    """A lock of one session of the server."""
+    """A lock of one transaction."""
 
     def __init__(self, connection: Connection, number: int) -> None:
         self._connection = connection
         self._number = number
 
     def check(self) -> None:
-        """Asks the server, over the same connection, whether that session has the lock."""
+        """Asks the server, in the same transaction, whether its session has the lock."""
         try:
             # An invalidated connection would be replaced by a new one, without the lock.
             if not self._connection.invalidated and self._connection.execute(_HAS_LOCK, {"key": self._number}).scalar():
@@ -124,7 +129,7 @@ class _AdvisoryLock(HeldLock):
         if self._connection.invalidated:
             return
         try:
-            self._connection.execute(select(func.pg_advisory_unlock(self._number)))
+            self._connection.rollback()
         except SQLAlchemyError:  # the lock must not return to the pool with a connection that works after all
             self._connection.invalidate()
 

@@ -27,6 +27,12 @@ OTHERS = text(
 )
 
 
+HOLDERS = text(
+    "SELECT a.state FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
+    " WHERE l.locktype = 'advisory' AND a.datname = current_database()"
+)
+
+
 @pytest.fixture
 def place(postgresql: str) -> Database:
     return Database(fresh_database(postgresql))
@@ -55,6 +61,28 @@ def test_a_lock_whose_connection_ended_is_lost(place: Database) -> None:
             other.check()
     with ours.hold("mail 1") as held:
         held.check()
+
+
+def test_a_pooler_gave_two_machines_the_same_lock(place: Database) -> None:
+    """PgBouncer in transaction mode passes a session on unless a transaction is open; a lock then had two owners."""
+    engine = place.engine(connections=1)
+    with engine.connect() as connection:
+        with PostgresLocks(place).hold("mail 1"):
+            assert connection.execute(HOLDERS).scalars().all() == ["idle in transaction"]
+        assert connection.execute(HOLDERS).scalars().all() == []
+    engine.dispose()
+
+
+def test_a_slow_release_keeps_its_lock_where_idle_transactions_are_ended(place: Database) -> None:
+    """The server ends them after the administrator's limit."""
+    admin = place.engine(connections=1)
+    with admin.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        name = connection.execute(text("SELECT current_database()")).scalar()
+        connection.execute(text(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '50ms'"))
+        with PostgresLocks(place).hold("mail 1") as held:
+            connection.execute(text("SELECT pg_sleep(0.2)"))
+            held.check()
+    admin.dispose()
 
 
 @pytest.mark.parametrize("name", [f"mail {number}" for number in range(8)])
