@@ -26,6 +26,7 @@ _MAX_WRITE = 64 * 1024
 _BATCH_S = 0.05
 _SUMMARY_S = 1.0  # how late the count of suppressed lines may be
 _CLOSE_S = 2.0
+_LF = ord("\n")
 _STDERR = 2  # the descriptor itself: Python sets sys.stderr to None if it was closed at startup
 _INFO = 6
 _SEVERITIES = {logging.DEBUG: 7, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}  # of syslog
@@ -93,6 +94,7 @@ class LineWriter(logging.Handler):
         self.throttle = LogThrottle()
         self.addFilter(self.throttle)
         self._to_journal = is_journal(fd)
+        self._is_cut = False  # the last line has no end
         self._lines: deque[str] = deque()
         self._has_lines = threading.Event()
         self._is_closing = False
@@ -158,10 +160,12 @@ class LineWriter(logging.Handler):
         return batch
 
     def _write(self, lines: list[str]) -> None:
-        view = memoryview(_encode("\n".join(lines)))
+        view = memoryview(_encode("\n" * self._is_cut + "\n".join(lines)))
         try:
             while view:
-                view = view[os.write(self._fd, view) :]
+                count = os.write(self._fd, view)
+                self._is_cut = view[count - 1] != _LF
+                view = view[count:]
         except OSError:  # a full disk, a closed pipe: mail continues
             for _ in lines:
                 self.on_lost()

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import resource
 import subprocess
 import sys
 import threading
@@ -32,6 +33,7 @@ from bridge.mail.session import Client, Session
 from bridge.mail.trace_context import new_trace
 from bridge.mail.transaction import Transaction
 from bridge.observe import log_format, log_writer, mail_log
+from bridge.testing import until
 
 FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"]*)')
 
@@ -194,6 +196,22 @@ def test_the_writer_writes_every_line_before_it_ends(tmp_path: Path) -> None:
     lines = (tmp_path / "log").read_text().splitlines()
     assert len(lines) == 6000 and not lost
     assert sorted(set(lines)) == sorted(f"{n}:{i}:{'x' * 100}" for n in range(3) for i in range(2000))
+
+
+def test_a_line_that_a_full_disk_cut_off_swallowed_the_next_one(tmp_path: Path) -> None:
+    """Once there was room again, the next line began in the middle of the old one: two mails looked like one."""
+    with (tmp_path / "log").open("wb") as file:
+        log, lost = writer(file.fileno())
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        try:
+            log.put("x" * 10_000)
+            until(lambda: lost == [1], "the line to be lost")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        log.put("the next one")
+        log.close()
+    assert (tmp_path / "log").read_text().splitlines() == ["x" * 4096, "the next one"]
 
 
 SIBLING = """
