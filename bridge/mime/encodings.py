@@ -411,7 +411,11 @@ _NOT_HQX = bytes(set(_EVERY) - set(_HQX))
 
 
 def _binhex_blocks(raw: bytes) -> Iterator[bytes]:
-    return _blocks(b"\n" + raw, _BINHEX_BEGIN, b":")
+    """Up to the next colon, with which another one may begin: any line with a colon may precede a file."""
+    raw = b"\n" + raw
+    for match in _BINHEX_BEGIN.finditer(raw):
+        end = raw.find(b":", match.end())
+        yield raw[match.end() : end if end >= 0 else len(raw)]
 
 
 def _binhex(raw: bytes) -> Iterator[bytes]:

@@ -134,10 +134,24 @@ def test_the_name_in_other_encodings_was_ignored() -> None:
     for begin in (b"begin-base64 644 evil.js", b"BEGIN-BASE64 evil.js"):
         content = PLAIN + begin + b"\r\n" + base64.encodebytes(SCRIPT).replace(b"\n", b"\r\n") + b"====\r\n"
         assert "mime:executable" in inspect(content, Limits()).tags
-    fork = b"\x07evil.js\0TEXT????\0\0" + len(SCRIPT).to_bytes(4, "big") + b"\0\0\0\0\0\0" + SCRIPT + b"\0\0"
+    assert "mime:executable" in inspect(PLAIN + in_binhex(SCRIPT, b"evil.js"), Limits()).tags
+
+
+def in_binhex(content: bytes, name: bytes) -> bytes:
+    head = bytes([len(name)]) + name + b"\0TEXT????\0\0" + len(content).to_bytes(4, "big")
+    fork = head + b"\0\0\0\0\0\0" + content + b"\0\0"
     hqx = base64.b64encode(fork).rstrip(b"=").translate(bytes.maketrans(encodings._ALPHABET, encodings._HQX))
     lines = b"\r\n".join((b":" + hqx + b":")[at : at + 64] for at in range(0, len(hqx) + 2, 64))
-    content = PLAIN + b"(This file must be converted with BinHex 4.0)\r\n\r\n" + lines + b"\r\n"
+    return b"(This file must be converted with BinHex 4.0)\r\n\r\n" + lines + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    "before", [b":\r\n", b" : see the file below, thank you\r\n", b":-) and a smile before it ends\r\n"]
+)
+def test_a_line_with_a_colon_in_front_of_a_binhex_file_hid_it(before: bytes) -> None:
+    """The file's own colon was taken for the end of what seemed to begin before it."""
+    content = PLAIN + before + in_binhex(SCRIPT, b"evil.js")
+    assert any(file.startswith(SCRIPT) for file in encodings.embedded(before + in_binhex(SCRIPT, b"evil.js")))
     assert "mime:executable" in inspect(content, Limits()).tags
 
 
