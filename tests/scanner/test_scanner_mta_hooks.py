@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -129,6 +130,31 @@ async def test_a_registration_that_ends_is_renewed() -> None:
         hooks.answers["/register"] = answer(201, registration())
         await submit(scanner)
         assert hooks.asked.count("/register") == 2
+
+
+@pytest.mark.parametrize("ahead_s", [-600, 300.0, 600.0, 86400.0])
+async def test_a_clock_that_was_ahead_ended_every_registration_at_once(ahead_s: float) -> None:
+    """All mail was deferred: the host's registrations last for five minutes, and both times are those of its clock."""
+    hooks = HooksServer()
+    host_now = datetime.now(UTC) - timedelta(seconds=ahead_s)
+    times = {"createdAt": host_now.isoformat(), "expiresAt": (host_now + timedelta(minutes=5)).isoformat()}
+    hooks.answers["/register"] = answer(201, registration(**times))
+    async with serving(hooks) as server, scanner_of(server) as scanner:
+        assert (await submit(scanner)).decision is Decision.DELIVER
+        assert (await submit(scanner)).decision is Decision.DELIVER
+        assert hooks.asked.count("/register") == 1
+
+
+async def test_a_jump_of_the_clock_did_not_end_a_registration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it keep one alive."""
+    hooks, now = HooksServer(), time.time
+    ends = datetime.now(UTC) + timedelta(minutes=5)
+    hooks.answers["/register"] = answer(201, registration(expiresAt=ends.isoformat()))
+    async with serving(hooks) as server, scanner_of(server) as scanner:
+        await submit(scanner)
+        monkeypatch.setattr(time, "time", lambda: now() + 86400)
+        assert (await submit(scanner)).decision is Decision.DELIVER
+        assert hooks.asked.count("/register") == 1
 
 
 async def test_the_status_is_that_of_the_registration() -> None:

@@ -14,6 +14,7 @@ import re
 import time
 from binascii import b2a_base64
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -65,7 +66,7 @@ class _Registration:
     status_head: bytes
     properties: frozenset[str]
     max_bytes: int | None
-    ends_at: float  # seconds since 1970
+    ends_at: float  # of `time.monotonic`
 
 
 class MtaHooks:
@@ -83,7 +84,7 @@ class MtaHooks:
 
     @property
     def is_ready(self) -> bool:
-        return self._registration is not None and time.time() < self._registration.ends_at
+        return self._registration is not None and time.monotonic() < self._registration.ends_at
 
     # A mail
 
@@ -234,7 +235,7 @@ class MtaHooks:
         asked = self._path(state) if state else f"{urlsplit(self._url).path}{DISCOVERY}"
         hook = self._head("POST", self._path(found.get("hookEndpoint"))) + b"Content-Type: application/json\r\n" + ours
         return _Registration(
-            hook, self._head("GET", asked) + ours + b"\r\n", agreed, offer.max_bytes, _end(found.get("expiresAt"))
+            hook, self._head("GET", asked) + ours + b"\r\n", agreed, offer.max_bytes, time.monotonic() + _lasts_s(found)
         )
 
     def _head(self, method: str, path: str) -> bytes:
@@ -318,11 +319,24 @@ def _member(found: Any, name: str) -> dict[str, Any]:
     return inner
 
 
-def _end(text: Any) -> float:
-    """When to register again."""
-    if text is None:
+def _lasts_s(registration: dict[str, Any]) -> float:
+    """After how long to register again.
+
+    Both times are those of the host's clock. If ours is ahead, each registration seems to have ended; if it is behind,
+    to last longer than it does. A host may return a registration that it made some time ago.
+    """
+    if registration.get("expiresAt") is None:
         return float("inf")
+    end = _moment(registration["expiresAt"])
+    left_s = end - time.time()
+    with suppress(ValueError):
+        lasts_s = end - _moment(registration.get("createdAt"))
+        left_s = left_s if _RENEW_S < left_s < lasts_s else lasts_s
+    return left_s - _RENEW_S
+
+
+def _moment(text: Any) -> float:
     if not isinstance(text, str):
         raise ValueError("expiresAt is not a time")
-    end = datetime.fromisoformat(text)
-    return (end if end.tzinfo else end.replace(tzinfo=UTC)).timestamp() - _RENEW_S
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
