@@ -25,6 +25,7 @@ from bridge.service.analysis.ambiguous_mail import ANY_TEXT, INCOMPLETE, NAME_WO
 from bridge.service.analysis.content import (
     archives,
     calendar_files,
+    drawn_codes,
     file_types,
     page_files,
     page_text,
@@ -33,6 +34,7 @@ from bridge.service.analysis.content import (
 from bridge.service.analysis.content.apple_files import is_property_list
 from bridge.service.analysis.content.links import NeedsProcess, has_download
 from bridge.service.analysis.content.openpgp import BEGIN as OPENPGP
+from bridge.service.analysis.content.optional_formats import QR_CODES
 from bridge.service.analysis.content.script_files import PAGE_NAME
 from bridge.service.analysis.content.text_windows import BEGINNING as PAGE_START
 from bridge.service.analysis.content.text_windows import (
@@ -101,6 +103,8 @@ class _MailInspector(AmbiguityInspector):
     def __init__(self, limits: Limits, size: int, see: See | None) -> None:
         super().__init__(limits, size, see)
         self.pages = 0  # without a name
+        self.reads_codes = QR_CODES in limits.formats and limits.look_at_mime
+        self.may_be_drawn = False  # a code, in the current text
         self.quoted_until = 0  # the end of an attached mail, whose texts are not those of this one
 
     def finish(self) -> Inspection:
@@ -277,13 +281,25 @@ class _MailInspector(AmbiguityInspector):
                 texts = self.kept(texts, part, nesting)
             if self.may_have_files(texts, part):
                 self.page(words.decoded(content[start:end], codec), nesting)
+            if self.may_be_drawn:
+                self.drawn(words.decoded(content[start:end], codec), nesting)
         if content.find(b"\0", start, end) >= 0:  # UTF-16 or UTF-32, whatever the mail says
             texts = (text.replace("\0", "") for text in windows(content, start, end, "latin_1"))
             if self.may_have_files(texts, part):
                 self.page(content[start:end].replace(b"\0", b"").decode("latin-1"), nesting)
+            if self.may_be_drawn:
+                self.drawn(content[start:end].replace(b"\0", b"").decode("latin-1"), nesting)
         if self.links.is_unread:
             self.links.is_unread = False
             self.guessed_hosts(content, start, end)
+
+    def drawn(self, text: str, nesting: int) -> None:
+        """Codes that a text draws without a picture."""
+        if not self.limits.archives:
+            raise NeedsProcess
+        self.may_be_drawn = False
+        for member in drawn_codes.drawn_members(text, self.budget):
+            self.member(member, QR_CODES, nesting)
 
     def guessed_hosts(self, content: Buffer, start: int, end: int) -> None:
         """Hosts in the charsets that programs guess if a text declares no charset, or a wrong one."""
@@ -309,6 +325,7 @@ class _MailInspector(AmbiguityInspector):
         self.links.has_files = is_html and not self.limits.look_at_urls
         for text in texts if self.limits.look_at_urls else ():
             self.links.scan(text, is_html=is_html, is_certain=part is not ANY_TEXT)
+            self.may_be_drawn = self.may_be_drawn or (self.reads_codes and drawn_codes.may_be_drawn(text))
             for reading in calendar_files.texts(text, part) if is_folded else ():
                 self.links.scan(reading, is_html=is_html)
         return self.links.has_files and self.limits.look_at_mime

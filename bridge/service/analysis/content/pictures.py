@@ -3,7 +3,7 @@
 Pillow decodes the picture and zxing-cpp finds the codes, both in the process that inspects archives. A picture is
 decoded only if its header says that it is small enough, and reduced where the format allows it. The pixels of one mail
 are limited; pictures beyond the limit, and those in formats that only some mail programs show, get a tag. Codes that
-are drawn as text, as table cells or in SVG are not found.
+a text draws are in `drawn_codes`.
 """
 
 from __future__ import annotations
@@ -158,14 +158,15 @@ def _read(picture: Any, times: int, frames: int, budget: Budget) -> Iterator[Mem
 def _texts(picture: Any) -> list[str]:
     picture.draft("L", (MAX_SIDE, MAX_SIDE))  # JPEG: decoded at a fraction of its size
     white = _legible(_on(picture, "white"))
-    found = _codes(white)
+    found = codes(white)
     if not found and _is_transparent(picture):  # a code in white, on a page of another colour
         black = _legible(_on(picture, "black"))
-        found = _codes(black) if black.tobytes() != white.tobytes() else []
+        found = codes(black) if black.tobytes() != white.tobytes() else []
     return found
 
 
-def _codes(grey: Any) -> list[str]:
+def codes(grey: Any) -> list[str]:
+    """The texts of the QR codes in it, light on dark ones as well."""
     import zxingcpp
 
     found = zxingcpp.read_barcodes(grey, formats=zxingcpp.BarcodeFormat.QRCode)

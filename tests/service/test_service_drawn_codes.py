@@ -1,0 +1,168 @@
+"""Codes that a text or a page draws without a picture: nobody read them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from bridge.service.analysis.content import drawn_codes
+from bridge.service.analysis.content.links import NeedsProcess
+from bridge.service.analysis.content.optional_formats import FORMATS
+from bridge.service.analysis.content.unpacking import Budget
+from bridge.service.analysis.inspection import inspect
+from bridge.service.analysis.limits import Limits
+from tests.processor_time import fair_cpu_s
+from tests.requirements import library
+from tests.service.test_service_pictures import FOUND, LINK
+
+Modules = list[list[bool]]
+EVERYTHING = Limits(formats=tuple(FORMATS))
+
+
+def modules(text: str = LINK, *, is_inverted: bool = False) -> Modules:
+    """Dark ones are true; around them there is a margin."""
+    zxingcpp = library("zxingcpp", "pictures")
+    library("PIL.Image", "pictures")
+    drawn = zxingcpp.create_barcode(text, zxingcpp.BarcodeFormat.QRCode).to_image(scale=1)
+    image = library("PIL.Image", "pictures").fromarray(drawn).convert("L")
+    pixels, width = image.tobytes(), image.width
+    return [[(pixel < 128) != is_inverted for pixel in pixels[at : at + width]] for at in range(0, len(pixels), width)]
+
+
+def tags_of(text: str, kind: str = "plain", charset: str = "utf-8") -> set[str]:
+    head = "From: a@b.example\r\nDate: Mon, 6 Jul 2026 10:00:00 +0000\r\nMessage-ID: <1@b.example>\r\n"
+    mail = f"{head}MIME-Version: 1.0\r\nContent-Type: text/{kind}; charset={charset}\r\n\r\n{text}"
+    found = inspect(mail.encode(charset, "surrogateescape"), EVERYTHING)
+    return found.tags | {f"host:{host}" for host in found.hosts} | {f"limit:{limit}" for limit in found.limits}
+
+
+def drawn(code: Modules, across: int, down: int, signs: str) -> list[str]:
+    """`signs` has one for each combination of modules in a character: the first one is the lowest bit."""
+    dark = [[*row, *[False] * across] for row in (*code, *[[False] * len(code[0])] * down)]
+    return [
+        "".join(
+            signs[sum(dark[y + dy][x + dx] << (dy * across + dx) for dy in range(down) for dx in range(across))]
+            for x in range(0, len(code[0]), across)
+        )
+        for y in range(0, len(code), down)
+    ]
+
+
+def full(code: Modules) -> list[str]:
+    return drawn(code, 1, 1, " █")
+
+
+def doubled(code: Modules) -> list[str]:
+    return ["".join(2 * sign for sign in line) for line in full(code)]
+
+
+def shaded(code: Modules) -> list[str]:
+    return ["".join(2 * sign for sign in line) for line in drawn(code, 1, 1, "░▓")]
+
+
+def halves(code: Modules) -> list[str]:
+    return drawn(code, 1, 2, " ▀▄█")
+
+
+def quadrants(code: Modules) -> list[str]:
+    return drawn(code, 2, 2, " ▘▝▀▖▌▞▛▗▚▐▜▄▙▟█")
+
+
+def squares(code: Modules) -> list[str]:
+    return drawn(code, 1, 1, "⬜⬛")
+
+
+FORMS = [full, doubled, shaded, halves, quadrants, squares]
+
+
+@pytest.mark.parametrize("is_inverted", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_code_of_block_characters_was_not_read(form: Callable[[Modules], list[str]], is_inverted: bool) -> None:
+    lines = form(modules(is_inverted=is_inverted))
+    text = "\r\n".join(["Scan this:", *lines, "Thank you"])
+    assert tags_of(text) == FOUND
+    assert tags_of("\r\n".join("> " + line for line in lines)) == FOUND
+    assert tags_of(f"<p>Scan:</p><pre>{text}</pre>", "html") == FOUND
+
+
+def as_divs(lines: list[str]) -> str:
+    return "".join(f'\r\n   <div class="x">{line.replace(" ", "&nbsp;")}</div>' for line in lines)
+
+
+def as_breaks(lines: list[str]) -> str:
+    return "<p>\r\n" + "<br />\r\n ".join(line.replace(" ", "&nbsp;") for line in lines)
+
+
+def in_one_line(lines: list[str]) -> str:
+    return "<BR>".join(line.replace(" ", "\u00a0") for line in lines)
+
+
+def as_references(lines: list[str]) -> str:
+    return "<br>".join("".join(f"&#{ord(sign)};" for sign in line) for line in lines)
+
+
+def with_broken_lines(lines: list[str]) -> str:
+    text = "<br>".join(line.replace(" ", "&nbsp;").replace("██", "█<b>█</b>\r\n", 1) for line in lines)
+    return text.replace("</b>\r\n", "</b><!-- x\r\n -->")
+
+
+@pytest.mark.parametrize("is_inverted", [False, True])
+@pytest.mark.parametrize("page", [as_divs, as_breaks, in_one_line, as_references, with_broken_lines])
+def test_a_code_of_lines_in_a_page_was_not_read(page: Callable[[list[str]], str], is_inverted: bool) -> None:
+    for form in (full, halves):
+        text = page(form(modules(is_inverted=is_inverted)))
+        assert tags_of(f"<html><p>Scan:</p>{text}</html>", "html") == FOUND
+
+
+def test_a_code_in_other_charsets_was_not_read() -> None:
+    text = "\r\n".join(halves(modules()))
+    assert tags_of(text, charset="gb18030") == FOUND
+    assert tags_of(text, charset="cp437") == FOUND
+
+
+def test_a_code_is_not_decoded_in_the_event_loop() -> None:
+    mail = "\r\n" + "\r\n".join(halves(modules()))
+    with pytest.raises(NeedsProcess):
+        inspect(mail.encode(), replace(EVERYTHING, archives=False))
+
+
+def test_codes_are_not_read_if_the_format_is_switched_off() -> None:
+    mail = "\r\n" + "\r\n".join(halves(modules()))
+    assert "picture:qr-link" not in inspect(mail.encode(), Limits(archives=False)).tags
+
+
+def test_bars_of_block_characters_are_no_code() -> None:
+    chart = "\r\n".join(f"{name:>3} {'█' * (name * 7 % 30)}▌ {name}" for name in range(40))
+    assert tags_of(chart) == set()
+
+
+def test_a_code_without_a_link_has_no_tag() -> None:
+    assert tags_of("\r\n".join(halves(modules("WIFI:T:WPA;S:guest.example;P:secret;;")))) == set()
+
+
+def test_megabytes_of_block_characters_are_bounded() -> None:
+    modules()
+    noise = random.Random(1)
+    lines = ["".join(noise.choices(" ▀▄█", k=33)) if n % 18 else "x" for n in range(25_000)]
+    found: set[str] = set()
+    assert fair_cpu_s(lambda: found.update(tags_of("\r\n".join(lines)))) < 3
+    assert "picture:not-read" in found
+
+
+def test_large_drawings_are_bounded() -> None:
+    modules()
+    noise = random.Random(1)
+    lines = ["".join(noise.choices(" ▀▄█", k=500)) if n % 513 else "x" for n in range(1600)]
+    found: set[str] = set()
+    assert fair_cpu_s(lambda: found.update(tags_of("\r\n".join(lines)))) < 3
+    assert "picture:not-read" in found
+
+
+def test_the_budget_of_pictures_is_charged() -> None:
+    text = "\n".join(halves(modules()))
+    budget = Budget(pixels=1000)
+    members = list(drawn_codes.drawn_members(text, budget))
+    assert [member.tags for member in members] == [("picture:not-read",)]
