@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from bridge.mime.structure import TooMuch
 from bridge.service.analysis.content import drawn_codes
 from bridge.service.analysis.content.links import NeedsProcess
 from bridge.service.analysis.content.optional_formats import FORMATS
@@ -166,3 +168,114 @@ def test_the_budget_of_pictures_is_charged() -> None:
     budget = Budget(pixels=1000)
     members = list(drawn_codes.drawn_members(text, budget))
     assert [member.tags for member in members] == [("picture:not-read",)]
+
+
+# Tables
+
+
+def runs(row: list[bool]) -> list[tuple[bool, int]]:
+    return [(is_dark, len(list(same))) for is_dark, same in itertools.groupby(row)]
+
+
+def cell_for_each(code: Modules) -> str:
+    rows = ("".join(f"<td width=4 height=4 bgcolor={'#000000' if x else '#ffffff'}></td>" for x in row) for row in code)
+    return f"<table cellspacing=0>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+
+
+def with_styles(code: Modules) -> str:
+    dark, light = "background: rgb(20, 20, 90)", "background-color:WhiteSmoke"
+    rows = ("".join(f'<TD style="width:4px;{dark if x else light}">&nbsp;</TD>' for x in row) for row in code)
+    return f"<TABLE>{''.join(f'<TR>{row}</TR>' for row in rows)}</TABLE>"
+
+
+def only_dark_ones(code: Modules) -> str:
+    rows = ("".join("<td style='background:#111'>" if x else "<td>" for x in row) for row in code)
+    return f"<table>{''.join(f'<tr>{row}' for row in rows)}</table>"
+
+
+def only_light_ones(code: Modules) -> str:
+    rows = ("".join("<td>" if x else "<td style='background:#fff'>" for x in row) for row in code)
+    return f"<table bgcolor=black>{''.join(f'<tr>{row}' for row in rows)}</table>"
+
+
+def with_a_style_against_the_attribute(code: Modules) -> str:
+    colour = {True: "none repeat scroll 0 0 #102030", False: "white none"}
+    rows = ("".join(f'<td bgcolor=#888 style="background: {colour[x]}">' for x in row) for row in code)
+    return f"<table>{''.join(f'<tr>{row}' for row in rows)}</table>"
+
+
+def in_columns(code: Modules) -> str:
+    colour = {True: "black", False: "white"}
+    rows = ("".join(f'<td colspan="{n}" bgcolor="{colour[x]}"></td>' for x, n in runs(row)) for row in code)
+    return f"<table>{''.join(f'<tr height=4>{row}</tr>' for row in rows)}</table>"
+
+
+def table_for_each_row(code: Modules) -> str:
+    colour = {True: "000", False: "eee"}
+    rows = ("".join(f'<td width="{4 * n}" style="background:#{colour[x]}">' for x, n in runs(row)) for row in code)
+    return "".join(f"<table><tr>{row}</tr></table>" for row in rows)
+
+
+def nested(code: Modules) -> str:
+    rows = table_for_each_row(code).replace("</table>", "</table></td></tr><tr><td>")
+    return f"<table><tr><td bgcolor=#fafafa><table><tr><td>{rows}</td></tr></table></td></tr></table>"
+
+
+TABLES = [
+    with_a_style_against_the_attribute,
+    cell_for_each,
+    with_styles,
+    only_dark_ones,
+    only_light_ones,
+    in_columns,
+    table_for_each_row,
+    nested,
+]
+
+
+@pytest.mark.parametrize("is_inverted", [False, True])
+@pytest.mark.parametrize("form", TABLES)
+def test_a_code_of_table_cells_was_not_read(form: Callable[[Modules], str], is_inverted: bool) -> None:
+    page = "<html><p>Scan this:</p>" + form(modules(is_inverted=is_inverted)) + "<p>Thank you</html>"
+    assert tags_of(page, "html") == FOUND
+
+
+def without_margin(code: Modules) -> Modules:
+    rows = [row for row in code if any(row)]
+    columns = [x for x in range(len(code[0])) if any(row[x] for row in rows)]
+    return [[row[x] for x in columns] for row in rows]
+
+
+@pytest.mark.parametrize("form", TABLES)
+def test_a_code_of_table_cells_without_a_margin_was_not_read(form: Callable[[Modules], str]) -> None:
+    code = without_margin(modules())
+    assert tags_of("<html>" + form(code), "html") == FOUND
+    assert tags_of("<html>" + form([[not x for x in row] for row in code]), "html") == FOUND
+
+
+def test_coloured_cells_of_a_calendar_are_no_code() -> None:
+    noise = random.Random(1)
+    colours = ["#fff", "#dddddd", "lightblue", "rgb(250, 200, 200)"]
+    day = "<td style='background-color:{}'>{}</td>"
+    weeks = ("".join(day.format(noise.choice(colours), n) for n in range(31)) for _ in range(40))
+    page = "<html><table>" + "".join(f"<tr><th>x</th>{week}</tr>" for week in weeks) + "</table>"
+    assert drawn_codes.may_be_drawn(page)
+    assert tags_of(page, "html") == set()
+
+
+def test_the_tables_of_a_newsletter_do_not_take_long() -> None:
+    row = "<tr><td bgcolor=#eee><table><tr><td bgcolor='#fff'>Text</td><td>More</td></tr></table></td></tr>"
+    assert not drawn_codes.may_be_drawn("<html><table>" + 500 * row + "</table>")
+
+
+def test_megabytes_of_table_cells_are_bounded() -> None:
+    modules()
+    noise = random.Random(1)
+    cells = ["<td bgcolor=#000>", "<td bgcolor=#fff>"]
+    rows = ["<tr>" + "".join(noise.choices(cells, k=100 + n // 30 % 2)) for n in range(3000)]
+    page = "<html><table>" + "\r\n".join(rows)
+    assert fair_cpu_s(lambda: list(drawn_codes.drawn_members(page, Budget()))) < 3
+    part = "<html><table>" + "".join(rows[:300])
+    assert "picture:not-read" in {tag for m in drawn_codes.drawn_members(part, Budget(pixels=10**6)) for tag in m.tags}
+    with pytest.raises(TooMuch):
+        list(drawn_codes.drawn_members(part, Budget(work=10**6)))

@@ -1,4 +1,4 @@
-"""QR codes that a text or a page draws with block characters.
+"""QR codes that a text draws without a picture: with block characters, or with the cells of a table.
 
 Mail programs show them, and cameras read them. What may be a code is drawn into a small bitmap and given to the reader
 of pictures. Linear; what is drawn is charged to the pixels of the mail. Raises only TooMuch.
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from bridge.mime import references
+from bridge.service.analysis.content.drawn_tables import has_cells, tables
 from bridge.service.analysis.content.pictures import NOT_READ, QR_LINK, codes, links_of
 from bridge.service.analysis.content.unpacking import Budget, Member
 
@@ -38,10 +39,15 @@ _UPPER = str.maketrans(_SHADES | {sign: _PAIRS[number % 4] for number, sign in e
 _LOWER = str.maketrans(_SHADES | {sign: _PAIRS[number // 4] for number, sign in enumerate(_SIGNS)})
 # The width and the height of a quarter of a character in pixels: as high as it is in most fonts, or as a page shows it.
 _CHARACTERS = ((2, 4), (4, 4))
+_MODULES = ((4, 4),)
 
 
 def may_be_drawn(text: str) -> bool:
     """A quick test of a text or a page."""
+    return _has_blocks(text) or has_cells(text)
+
+
+def _has_blocks(text: str) -> bool:
     if not text.isascii() and any(text.count(full) >= _MIN_FULL for full in _FULL):
         return True
     if text.count("&#") + text.count("&b") < _MIN_FULL:
@@ -52,8 +58,10 @@ def may_be_drawn(text: str) -> bool:
 def drawn_members(text: str, budget: Budget) -> Iterator[Member]:
     """A member without content for the links in the codes that this text or page draws."""
     budget.take_work(_TEXT_WORK * len(text))
-    for rows in _drawings(text, budget):
+    for rows in _drawings(text, budget) if _has_blocks(text) else ():
         yield from _read(rows, _CHARACTERS, budget)
+    for rows in tables(text, budget) if has_cells(text) else ():
+        yield from _read(rows, _MODULES, budget)
 
 
 def _drawings(text: str, budget: Budget) -> Iterator[list[bytes]]:
@@ -61,8 +69,6 @@ def _drawings(text: str, budget: Budget) -> Iterator[list[bytes]]:
     text = _INVISIBLE.sub("", references.unescaped(text))
     for sign, narrow in _WIDE:
         text = text.replace(sign, narrow)
-    if not _BLOCK.search(text):
-        return
     yield from _in_lines(_TAG.sub("", _BREAK.sub("\n", text)).splitlines(), budget)
     if "<" in text:  # a browser breaks a line of a page only at a tag
         budget.take_work(_TEXT_WORK * len(text))
