@@ -18,6 +18,7 @@ from bridge.service.analysis.inspection import inspect
 from bridge.service.analysis.limits import Limits
 from tests.processor_time import fair_cpu_s
 from tests.requirements import library
+from tests.service.test_service_documents import tags
 from tests.service.test_service_pictures import FOUND, LINK
 
 Modules = list[list[bool]]
@@ -148,7 +149,7 @@ def test_a_code_without_a_link_has_no_tag() -> None:
 def test_megabytes_of_block_characters_are_bounded() -> None:
     modules()
     noise = random.Random(1)
-    lines = ["".join(noise.choices(" ▀▄█", k=33)) if n % 18 else "x" for n in range(25_000)]
+    lines = ["".join(noise.choices(" ▀▄█", k=33)) if n % 18 else "x" for n in range(6_000)]
     found: set[str] = set()
     assert fair_cpu_s(lambda: found.update(tags_of("\r\n".join(lines)))) < 3
     assert "picture:not-read" in found
@@ -157,10 +158,21 @@ def test_megabytes_of_block_characters_are_bounded() -> None:
 def test_large_drawings_are_bounded() -> None:
     modules()
     noise = random.Random(1)
-    lines = ["".join(noise.choices(" ▀▄█", k=500)) if n % 513 else "x" for n in range(1600)]
+    lines = ["".join(noise.choices(" ▀▄█", k=500)) if n % 513 else "x" for n in range(700)]
     found: set[str] = set()
     assert fair_cpu_s(lambda: found.update(tags_of("\r\n".join(lines)))) < 3
     assert "picture:not-read" in found
+
+
+def test_lines_above_a_code_do_not_hide_it() -> None:
+    bars = [40 * "█"] * 512
+    assert tags_of("\r\n".join([*bars, *halves(modules())])) >= FOUND
+
+
+def test_megabytes_of_references_are_bounded() -> None:
+    page = "<p>" + 30_000 * (20 * "&#9608;" + "<br>")
+    with pytest.raises(TooMuch):
+        list(drawn_codes.drawn_members(page, Budget(work=10**6)))
 
 
 def test_the_budget_of_pictures_is_charged() -> None:
@@ -272,10 +284,102 @@ def test_megabytes_of_table_cells_are_bounded() -> None:
     modules()
     noise = random.Random(1)
     cells = ["<td bgcolor=#000>", "<td bgcolor=#fff>"]
-    rows = ["<tr>" + "".join(noise.choices(cells, k=100 + n // 30 % 2)) for n in range(3000)]
+    rows = ["<tr>" + "".join(noise.choices(cells, k=100 + n // 30 % 2)) for n in range(600)]
     page = "<html><table>" + "\r\n".join(rows)
     assert fair_cpu_s(lambda: list(drawn_codes.drawn_members(page, Budget()))) < 3
     part = "<html><table>" + "".join(rows[:300])
     assert "picture:not-read" in {tag for m in drawn_codes.drawn_members(part, Budget(pixels=10**6)) for tag in m.tags}
     with pytest.raises(TooMuch):
         list(drawn_codes.drawn_members(part, Budget(work=10**6)))
+
+
+# SVG
+
+
+def dark_runs(code: Modules) -> list[tuple[int, int, int]]:
+    found = []
+    for y, row in enumerate(code):
+        x = 0
+        for is_dark, count in runs(row):
+            if is_dark:
+                found.append((x, y, count))
+            x += count
+    return found
+
+
+def rectangles(code: Modules) -> str:
+    found = (f'<rect x="{10 * x}" y="{10 * y}" width="{10 * n}" height="10"/>' for x, y, n in dark_runs(code))
+    return "".join(found)
+
+
+def rectangles_with_a_prefix(code: Modules) -> str:
+    cells = ((x, y, dark) for y, row in enumerate(code) for x, dark in enumerate(row))
+    form = '<svg:rect x="{}mm" y="{}mm" width="1mm" height="1mm" fill="{}" />'
+    return "".join(form.format(x, y, "#000000" if dark else "#fff") for x, y, dark in cells)
+
+
+def a_rectangle_that_is_used(code: Modules) -> str:
+    found = (f'<use x="{x + i}" y="{y}" href="#a"/>' for x, y, n in dark_runs(code) for i in range(n))
+    return '<rect fill="#fff" width="100%" height="100%"/><rect width="1" height="1" id="a"/>' + "".join(found)
+
+
+def relative_path(code: Modules) -> str:
+    return f'<path d="{"".join(f"M{x},{y}h{n}v1h-{n}z" for x, y, n in dark_runs(code))}"/>'
+
+
+def absolute_path(code: Modules) -> str:
+    data = "".join(f"M{x},{y}H{x + n}V{y + 1}H{x}z" for x, y, n in dark_runs(code))
+    return f'<path d="{data}" fill="#000000" fill-rule="nonzero"/>'
+
+
+def lines(code: Modules) -> str:
+    """As segno and qrcode for JavaScript write them: from the end of each run to the next one."""
+    data, at = "", (0.0, 0.0)
+    for x, y, n in dark_runs(code):
+        data += f"m{x - at[0]:g} {y + 0.5 - at[1]:g}h{n}"
+        at = (x + n, y + 0.5)
+    return f'<path fill="#ffffff" d="M0 0h29v29H0z"/><path stroke="#000" transform="scale(4)" d="{data}"/>'
+
+
+VECTORS = [rectangles, rectangles_with_a_prefix, a_rectangle_that_is_used, relative_path, absolute_path, lines]
+
+
+@pytest.mark.parametrize("form", VECTORS)
+def test_a_code_in_svg_was_not_read(form: Callable[[Modules], str]) -> None:
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 29 29">{form(modules())}</svg>'
+    assert tags_of(f"<html><p>Scan this:</p>{svg}</html>", "html") >= FOUND
+    assert set(FOUND) <= tags(svg.encode(), "a.svg")
+    dark = f'<svg><rect width="100%" height="100%"/><g fill="#ffffff">{form(without_margin(modules()))}</g></svg>'
+    if form in (rectangles, relative_path):
+        assert tags_of(f"<html>{dark}</html>", "html") >= FOUND
+
+
+def test_an_inverted_code_in_svg_was_not_read() -> None:
+    for form in (rectangles, absolute_path):
+        svg = form(modules(is_inverted=True))
+        assert tags_of(f"<html><svg>{svg}</svg></html>", "html") >= FOUND
+
+
+def test_a_drawing_is_no_code() -> None:
+    bars = "".join(f'<rect x="{9 * n}" y="{n * 7 % 50}" width="8" height="{100 - n * 7 % 50}"/>' for n in range(99))
+    logo = '<path d="' + "M1 2h3c1 2 3 4 5 6z" * 99 + '"/>'
+    assert tags_of(f"<html><svg>{bars}{logo}</svg></html>", "html") == set()
+
+
+def test_odd_numbers_in_svg_do_no_harm() -> None:
+    modules()
+    for number in ("", ".", "-", "1e999", "9" * 400, "nan", "0", "-5", "999999999", "0.000000001"):
+        shapes = f'<rect x="{number}" y="1" width="{number}" height="2" fill="x"/><path d="Mh{number}v{number}z1 2l3"/>'
+        page = f"<svg>{100 * shapes}<rect width='5' height='{number}'/><rect x='{number}' width='1' height='1'/></svg>"
+        assert not any(member.links for member in drawn_codes.drawn_members(page, Budget()))
+
+
+def test_megabytes_of_rectangles_are_bounded() -> None:
+    modules()
+    noise = random.Random(1)
+    small = "".join(f"M{noise.randrange(200)},{noise.randrange(200)}h1v1h-1z" for _ in range(12_000))
+    large = 8_000 * '<rect width="250" height="250"/>'
+    page = f'<svg><path d="{small}"/></svg><svg>{large}<rect width="1" height="1"/></svg>'
+    assert fair_cpu_s(lambda: list(drawn_codes.drawn_members(page, Budget()))) < 3
+    with pytest.raises(TooMuch):
+        list(drawn_codes.drawn_members(page, Budget(work=10**6)))

@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 
-from bridge.mime import references
 from bridge.service.analysis.content.page_text import ascii_lower
 from bridge.service.analysis.content.unpacking import Budget
 
@@ -29,7 +28,7 @@ _STYLE = re.compile(  # the colour may be behind the words for a picture: `none 
 _ATTRIBUTE = re.compile(r"\bbgcolor\s{0,9}=\s{0,9}[\"']?\s{0,9}(#[0-9a-f]{3,6}\b|([a-z0-9]{3,24}))")
 _SPAN = re.compile(r"\bcolspan\s{0,9}=\s{0,9}[\"']?(\d{1,3})")
 _WIDTH = re.compile(r"(?<![\w-])width\s{0,9}[=:]\s{0,9}[\"']?(\d{1,4})")
-_HEX = re.compile(r"[0-9a-f]{6}")
+_HEX = re.compile(r"[0-9a-f]{6}|[0-9a-f]{3}")
 
 _Run = tuple[int | None, int]  # the shade of grey, and how many modules have it
 _Cell = tuple[int | None, int, int]  # the shade of grey, and how many columns and pixels it is wide: 0 is not known
@@ -47,8 +46,8 @@ def has_cells(page: str) -> bool:
 
 
 def tables(page: str, budget: Budget) -> Iterator[list[bytes]]:
-    """In shades of grey: a byte for each module."""
-    rows = list(_rows(ascii_lower(references.unescaped(page)), budget))
+    """In shades of grey: a byte for each module. The references in the page are replaced already."""
+    rows = list(_rows(ascii_lower(page), budget))
     yield from _grids([[(grey, columns) for grey, columns, _ in row] for row in rows])
     yield from _grids(_in_modules([[(grey, width) for grey, _, width in row] for row in rows]))
 
@@ -64,7 +63,7 @@ def _rows(page: str, budget: Budget) -> Iterator[list[_Cell]]:
         found = _STYLE.search(attributes) or _ATTRIBUTE.search(attributes)
         colour = (found[1] or found[2]) if found else ""
         if colour not in greys:
-            greys[colour] = _grey(colour)
+            greys[colour] = grey_of(colour)
         grey = greys[colour]
         if name in around:
             around |= {"tr": None, name: grey}
@@ -79,7 +78,8 @@ def _rows(page: str, budget: Budget) -> Iterator[list[_Cell]]:
         yield cells
 
 
-def _grey(colour: str) -> int | None:
+def grey_of(colour: str) -> int | None:
+    """None if it is not a colour."""
     from PIL import ImageColor
 
     try:
