@@ -481,17 +481,52 @@ def test_padding_does_not_blind_the_search(before: str) -> None:
     assert model.model_at("").weights["html:cut"] > 0
 
 
-def test_a_fifth_page_is_not_read_but_counts() -> None:
+LURE = """<p>Dear customer, your account has been suspended. Verify your account now.</p>
+<a href="https://paypal.com.verify.example.top/login">https://www.paypal.com/</a>"""
+
+
+def several(*pages: str, kind: str = "mixed", disposition: str = "", name: str = "") -> bytes:
+    """Pages in one mail; the last one may have a name, and the others a disposition."""
+    fields = f"From: PayPal <a@shop.example.org>\nTo: ann@example.net\nSubject: x\nContent-Type: multipart/{kind}"
+    parts = ""
+    for number, text in enumerate(pages, 1):
+        is_last = number == len(pages)
+        how = (f"inline; filename={name}" if name else "") if is_last else disposition
+        line = f"Content-Disposition: {how}\n" if how else ""
+        parts += f"--x\nContent-Type: text/html\n{line}\n{text}\n"
+    return f"{fields}; boundary=x\n\n{parts}--x--\n".replace("\n", "\r\n").encode()
+
+
+@pytest.mark.parametrize("disposition", ["", "attachment"])
+@pytest.mark.parametrize("kind", ["mixed", "alternative"])
+def test_harmless_pages_hid_the_page_that_is_shown(kind: str, disposition: str) -> None:
+    """Four pages were read. Mail programs show the last alternative, and do not show an attachment without a name."""
+    expected = {"url:lookalike", "text:credentials", "url:shows-other-host"}
+    assert expected <= signals_of(several(LURE)).keys()
+    harmless = [f"<p>Minutes of meeting {number}: {'we met and talked. ' * 40}</p>" for number in range(20)]
+    found = signals_of(several(*harmless, LURE, kind=kind, disposition=disposition))
+    assert expected <= found.keys()
+    assert "html:cut" not in found
+
+
+def test_a_page_beyond_the_bound_is_not_read_but_counts() -> None:
     """Harmless pages before the real one do not hide that there is another."""
-    mail = EmailMessage()
-    mail["From"], mail["Subject"] = "a@example.org", "x"
-    mail.set_content("<p>one</p>", subtype="html")
-    mail.make_mixed()
-    for _ in range(5):
-        part = EmailMessage()
-        part.set_content("<p>more</p>", subtype="html")
-        mail.attach(part)
-    assert "html:cut" in signals_of(mail.as_bytes().replace(b"\n", b"\r\n"))
+    assert "html:cut" in signals_of(several(*(f"<p>more {number}</p>" for number in range(50))))
+    long = f"<p>{60_000 * 'x '}</p>"  # one of these is read completely
+    assert "html:cut" in signals_of(several(*(f"{number}{long}" for number in range(14))))
+
+
+def test_a_page_with_a_name_was_taken_for_a_file_although_it_is_shown() -> None:
+    """Its links and its text gave no signals. Programs show an inline part whether or not it has a name."""
+    found = signals_of(several(LURE, name="a.html"))
+    assert {"url:lookalike", "text:credentials", "url:shows-other-host"} <= found.keys()
+    attached = letter("<p>Hello</p>", attach=("text/html", "a.html", LURE))
+    assert "url:lookalike" not in signals_of(attached)
+
+
+def test_many_short_pages_take_bounded_time() -> None:
+    pages = [f"<p>{number} {'<a href=https://&#97;%41>' * 900}</p>" for number in range(50)]
+    assert fair_cpu_s(lambda: inspect(several(*pages), SEARCH)) < 3.0
 
 
 @pytest.mark.parametrize("number", ["1" * 5000, "x" + "f" * 5000, "0" * 5000 + "65"])

@@ -315,7 +315,10 @@ class _MailInspector(AmbiguityInspector):
         first = next(texts, "")
         if self.material is not None:
             is_attached = nesting > 0 or bool(part.names) or part is SHOWN_TEXT
-            self.material.add_text(first, is_html=part.content_type != "text/plain", is_attached=is_attached)
+            is_html = part.content_type != "text/plain"
+            self.material.add_text(first, is_html=is_html, is_attached=is_attached)
+            if part.names and not nesting and part.content_type == "text/html" and not recognition.is_attached(part):
+                self.material.add_text(first, is_html=True, is_attached=False)  # also shown in its place (RFC 2183)
         return chain((first,), texts)
 
     def may_have_files(self, texts: Iterable[str], part: Part) -> bool:

@@ -17,6 +17,7 @@ from bridge.service.detection.page import Page
 from bridge.service.detection.sender import Sender
 
 MAX_TEXT = 6000  # characters of the text that are searched for phrases
+LEAST_TEXT = 1500  # of each page, if there are several
 MUCH_HIDDEN = 200  # characters
 LITTLE_TEXT = 250
 SOME_REFERENCES = 20
@@ -49,12 +50,13 @@ _PAGE_NAME = re.compile(r"\.(?:s?html?|xht(?:ml)?|mht(?:ml)?|svg)\s*$")
 _DOCUMENT = re.compile(r"\.(?:pdf|docx?|xlsx?|one)\s*$")
 
 
-def text_of(material: Material) -> str:
-    """What a reader sees first, in lower case."""
-    for page in material.pages:
-        if page.text:
-            return page.text[:MAX_TEXT]
-    return " ".join(material.plain[: 2 * MAX_TEXT].split()).lower()[:MAX_TEXT]
+def texts_of(material: Material) -> list[str]:
+    """What a reader sees first, in lower case: of several pages, nobody knows which one a program shows."""
+    texts = list(dict.fromkeys(page.text for page in material.pages if page.text))
+    if texts:
+        share = max(MAX_TEXT // len(texts), LEAST_TEXT)
+        return [text[:share] for text in texts]
+    return [" ".join(material.plain[: 2 * MAX_TEXT].split()).lower()[:MAX_TEXT]]
 
 
 def signals(material: Material, sender: Sender, text: str) -> Iterator[tuple[str, str]]:

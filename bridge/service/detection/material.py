@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from bridge.service.detection import page
 
-MAX_PAGES = 4  # of each kind
+MAX_PAGES = 4  # of each kind, however long they are,
+MAX_MORE_PAGES = 40  # and further ones that are together no longer than one
 MAX_NAMES = 100
 MAX_CODES = 20
 MAX_PLAIN = 64 * 1024  # characters
@@ -38,8 +39,10 @@ class Material:
     def add_text(self, text: str, *, is_html: bool, is_attached: bool) -> None:
         if is_html or is_attached:
             sources = self.attached_sources if is_attached else self.sources
-            self.is_cut |= len(sources) >= MAX_PAGES or len(text) > page.MAX_PAGE
-            if len(sources) < MAX_PAGES:
+            room = page.MAX_SOURCE - sum(map(len, sources[MAX_PAGES:]))
+            has_room = len(sources) < MAX_PAGES or (len(sources) < MAX_PAGES + MAX_MORE_PAGES and len(text) <= room)
+            self.is_cut |= not has_room or len(text) > page.MAX_PAGE
+            if has_room:
                 sources.append(text[: page.MAX_SOURCE])
         elif len(self.plain) < MAX_PLAIN:
             self.plain += text[: MAX_PLAIN - len(self.plain)] + "\n"

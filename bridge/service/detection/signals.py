@@ -74,7 +74,8 @@ def of(material: Material, other_tags: Collection[str] = ()) -> Signals:
     """The signals of a mail. `other_tags` are those that the inspection has already found."""
     material.read()
     who = sender.Sender(material)
-    text = body.text_of(material)
+    texts = body.texts_of(material)
+    text = " ".join(texts)
     tags = dict.fromkeys((tag for tag in other_tags if tag.startswith(("url:", "header:"))), "")
     for tag, found in (
         *sender.signals(who),
@@ -83,7 +84,7 @@ def of(material: Material, other_tags: Collection[str] = ()) -> Signals:
     ):
         tags.setdefault(tag, found)
         tags[tag] = tags[tag] or found
-    return Signals(tags, frozenset(_context(material, who, text)), _words(who, text))
+    return Signals(tags, frozenset(_context(material, who, text)), _words(who, texts))
 
 
 def _context(material: Material, who: sender.Sender, text: str) -> Iterator[str]:
@@ -99,10 +100,11 @@ def _context(material: Material, who: sender.Sender, text: str) -> Iterator[str]
         yield "context:unsubscribe"
 
 
-def _words(who: sender.Sender, text: str) -> dict[int, str]:
+def _words(who: sender.Sender, texts: list[str]) -> dict[int, str]:
     words = [f"subject {word}" for word in set(_words_in(who.subject.lower()[:300]))]
     words += [f"name {word}" for word in set(_words_in(who.name.lower()[:100]))]
-    words += islice(dict.fromkeys(_words_in(text[:3000])), MAX_WORDS)
+    for text in texts:
+        words += islice(dict.fromkeys(_words_in(text[:3000])), max(MAX_WORDS // len(texts), 1))
     return {crc32(word.encode("utf-8", "replace")) & _MASK: word for word in words}
 
 
