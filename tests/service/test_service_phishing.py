@@ -342,6 +342,9 @@ HOSTILE = [
     '<div style="display:none">' * 2400,
     "&#97;" * 12_000,
     "<style" * 10_000,
+    "<!-->" * 24_000,
+    "<style></style>" * 8000,
+    "<p <!--" * 16_000,
     ":none display:none" * 3500,
     '<p style="font-size:0">' * 2700,
     "http://" * 9000,
@@ -522,6 +525,34 @@ def test_a_page_with_a_name_was_taken_for_a_file_although_it_is_shown() -> None:
     assert {"url:lookalike", "text:credentials", "url:shows-other-host"} <= found.keys()
     attached = letter("<p>Hello</p>", attach=("text/html", "a.html", LURE))
     assert "url:lookalike" not in signals_of(attached)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "<!-->",
+        "<!--->",
+        "<!--x--!>",
+        "<titles>",
+        "<styled>",
+        "<style><!--</style>",
+        "<title><!--</title>",
+        "<title><style></title>",
+        '<p title="<!--">',
+        "<p title='<style>'>",
+        "<style>x</styled></style>",
+    ],
+)
+def test_a_text_after_what_looks_like_a_comment_was_not_read(before: str) -> None:
+    """Browsers show it, and the text of the plain part counted instead."""
+    assert "text:credentials" in signals_of(letter(f"{before}{LURE}", text="Minutes of the meeting"))
+
+
+@pytest.mark.parametrize(
+    "before", ["<!-- > ->", "<!--", "<!-- <style>", "<style>-->", "<title><p>", "<script></scripts>"]
+)
+def test_a_text_that_is_not_shown_is_not_read(before: str) -> None:
+    assert "text:credentials" not in signals_of(letter(f"<p>Hello</p>{before}{LURE}"))
 
 
 def test_many_short_pages_take_bounded_time() -> None:

@@ -22,7 +22,11 @@ MAX_ATTRIBUTES = 40  # of a tag, in front of the one with the link
 MAX_HIDDEN = 200  # elements
 MAX_NESTED = 50  # elements of the same name within a hidden one
 _MAX_TAG = 4000
-_NOT_SHOWN = (("<!--", "-->"), ("<style", "</style"), ("<script", "</script"), ("<title", "</title"))
+_NOT_SHOWN = re.compile(r"<(!--|(?:style|script|title)(?=[\s/>]))")
+_END_OF = {
+    "!--": re.compile("--!?>"),
+    **{name: re.compile(rf"</{name}(?=[\s/>])") for name in ("style", "script", "title")},
+}
 _MARK = re.compile(  # one search instead of ten
     r"<(img|form(?=[\s/>])|script|base(?=[\s/])|area|!--|!entity|!attlist|style|title)"
 )
@@ -149,19 +153,26 @@ def _split_words(text: str) -> int:
 
 def _without_comments(lower: str, marks: Counter[str]) -> str:
     """What follows a comment or script that does not end is not shown."""
-    for begin, end in _NOT_SHOWN:
-        at = lower.find(begin) if marks[begin[1:]] else -1
-        if at < 0:
-            continue
-        kept, done = [], 0
-        while at >= 0:
-            kept.append(lower[done:at])
-            done = lower.find(end, at + len(begin))
-            if done < 0:
-                break
-            at = lower.find(begin, done)
-        lower = " ".join((*kept, lower[done:] if done >= 0 else ""))
-    return lower
+    if marks.keys().isdisjoint(_END_OF):
+        return lower
+    kept, done = [], 0
+    match = _NOT_SHOWN.search(lower)
+    while match is not None:
+        name, at = match[1], match.end()
+        if not _is_in_tag(lower, done, match.start()):
+            kept.append(lower[done : match.start()])
+            end = _END_OF[name].search(lower, match.start() + 2)  # "<!-->" is a comment as well
+            if end is None:
+                return " ".join(kept)
+            done = at = end.end() if name == "!--" else end.start()
+        match = _NOT_SHOWN.search(lower, at)
+    return " ".join((*kept, lower[done:]))
+
+
+def _is_in_tag(lower: str, start: int, at: int) -> bool:
+    """Whether it is only text in a tag: `<p title="<style>">`."""
+    tag = lower.rfind("<", max(start, at - _MAX_TAG), at)
+    return tag >= 0 and lower[tag + 1 : tag + 2].isalpha() and lower.find(">", tag, at) < 0
 
 
 def _split(lower: str) -> tuple[str, str]:
