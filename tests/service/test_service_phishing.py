@@ -345,6 +345,8 @@ HOSTILE = [
     "<!-->" * 24_000,
     "<style></style>" * 8000,
     "<p <!--" * 16_000,
+    "<v:a " * 24_000,
+    "<math href=" * 10_000,
     ":none display:none" * 3500,
     '<p style="font-size:0">' * 2700,
     "http://" * 9000,
@@ -546,6 +548,26 @@ def test_a_page_with_a_name_was_taken_for_a_file_although_it_is_shown() -> None:
 def test_a_text_after_what_looks_like_a_comment_was_not_read(before: str) -> None:
     """Browsers show it, and the text of the plain part counted instead."""
     assert "text:credentials" in signals_of(letter(f"{before}{LURE}", text="Minutes of the meeting"))
+
+
+SHAPES = [
+    '<v:roundrect href="{}" style="height:40px"><center>https://www.paypal.com/</center></v:roundrect>',
+    '<html xmlns:x="urn:schemas-microsoft-com:vml"><!--[if mso]><x:rect\nhref={}>Open</x:rect><![endif]-->',
+    '<h:a xmlns:h="http://www.w3.org/1999/xhtml" href="{}">Open</h:a>',
+    '<p xmlns:svg="http://www.w3.org/2000/svg"><svg:a xlink:href="{}">Open</svg:a>',
+    '<math><mrow class="a>b" href="{}"><mtext>Open</mtext></mrow></math>',
+    '<math href="{}"><mi>Open</mi></math>',
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_link_that_is_no_anchor_gave_no_signals(shape: str) -> None:
+    """Outlook follows the links of shapes, Firefox and Thunderbird those of formulas."""
+    found = signals_of(letter(shape.format("https://paypal.com.verify.example.top/login")))
+    assert "url:lookalike" in found
+    link = "https://www.example.org/a"
+    both = f'<a href="{link}">Open</a>'
+    assert page.read(shape.format(link) + both).other_links == []
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from bridge.service.analysis.content.page_text import ascii_lower, escaped_input
 MAX_PAGE = 128 * 1024  # characters that are read of each page
 MAX_SOURCE = 1024 * 1024  # that are searched for links: else padding would hide them
 MAX_LINKS = 300  # of the part that is read, and as many of the rest
+MAX_SHAPES = 2000  # most have no link
 MAX_ATTRIBUTES = 40  # of a tag, in front of the one with the link
 MAX_HIDDEN = 200  # elements
 MAX_NESTED = 50  # elements of the same name within a hidden one
@@ -39,6 +40,10 @@ _HOST = re.compile(r"[^/\\?#\s>\"']*+[/\\]*+[^/\\?#\s>\"']*+")
 _HREF = re.compile(r"href\s*+=\s*+(?:\"([^\"]*)|'([^']*)|([^\s>]+))")
 _OTHER = re.compile(r"<(area|base|button|form|input|meta)(?=[\s/])")
 _OTHER_LINKS = {"area": "href", "base": "href", "button": "formaction", "form": "action", "input": "formaction"}
+# Elements with a prefix: shapes of Outlook (VML), and those of XHTML. In a formula, any element may be a link.
+_SHAPE = re.compile(r"<[a-z_][\w.-]{0,30}:[a-z]{1,30}(?=[\s/])")
+_MAY_HAVE_SHAPES = ("xmlns:", "<v:", "<math")  # the search takes a tenth of the time for a page
+_FORMULA = re.compile(r"<m[a-z]{1,15}(?=[\s/])")
 _REFRESH = re.compile(r"\s*+[0-9.]*+\s*+[;,]?\s*+(?:url\s*+=\s*+)?[\"']?", re.IGNORECASE)
 _HIDING = re.compile(  # begins with one literal character, which `re` searches for fast; most values fail at the next
     r":(?=\s{0,3}[nh01a-])(?:(?<=display:)\s{0,3}none|(?<=visibility:)\s{0,3}hidden|(?<=font-size:)\s{0,3}(?:0(?![.\d])|[01]px)"
@@ -68,7 +73,7 @@ class Page:
     text: str = ""  # shown, in lower case, with single spaces
     hidden: int = 0  # characters of text that are not shown
     links: list[Link] = field(default_factory=list)
-    other_links: list[str] = field(default_factory=list)  # of forms, areas of a picture, and redirects
+    other_links: list[str] = field(default_factory=list)  # of forms, areas of a picture, shapes and redirects
     base: str = ""  # the address that completes the others
     pictures: int = 0
     linked_pictures: int = 0
@@ -91,6 +96,7 @@ def read(source: str) -> Page:
         lower = ascii_lower(rest)
         _add_links(found, rest, lower)
         _add_others(found, rest, lower)
+        _add_shapes(found, rest, lower)
     return found
 
 
@@ -116,6 +122,8 @@ def _read(source: str) -> Page:
     has_refresh = "http-equiv" in lower and ("refresh" in lower or "&#" in lower)
     if has_refresh or marks["area"] or marks["form"] or marks["base"] or "formaction" in lower:
         _add_others(found, source, lower)
+    if any(map(lower.__contains__, _MAY_HAVE_SHAPES)):
+        _add_shapes(found, source, lower)
     return found
 
 
@@ -267,6 +275,19 @@ def _add_others(found: Page, source: str, lower: str) -> None:
             found.base = found.base or value
         elif value:
             found.other_links.append(value)
+
+
+def _add_shapes(found: Page, source: str, lower: str) -> None:
+    """Links of other elements. In most pages, they repeat an anchor for Outlook, and would count twice."""
+    known = {link.address for link in found.links}
+    for pattern in (_SHAPE, _FORMULA) if "<math" in lower else (_SHAPE,):
+        for count, match in enumerate(pattern.finditer(lower)):
+            if count >= MAX_SHAPES:
+                found.is_cut = True
+                return
+            value = _value(source, lower, match.end(), "href")
+            if value and value not in known:
+                found.other_links.append(value)
 
 
 def _value(source: str, lower: str, start: int, wanted: str) -> str:
