@@ -577,6 +577,30 @@ def test_a_text_that_is_not_shown_is_not_read(before: str) -> None:
     assert "text:credentials" not in signals_of(letter(f"<p>Hello</p>{before}{LURE}"))
 
 
+@pytest.mark.parametrize(
+    ("link", "domain", "expected"),
+    [
+        ("https://paypal.com.verify.example.top/login", "example.top", "url:lookalike"),
+        ("https://bit.ly/x", "bit.ly", "url:shortener"),
+        ("https://x.web.app/x", "web.app", "url:free-hosting"),
+    ],
+)
+def test_a_signature_that_nobody_had_checked_made_a_link_the_senders_own(link: str, domain: str, expected: str) -> None:
+    """So did the envelope. Anybody can write any domain there."""
+    page_with_link = f'<p>Hello</p><a href="{link}">Open</a>'
+    signed = letter(page_with_link, DKIM_Signature=f"v=1; d={domain}; s=k; bh=x; b=y")
+    assert expected in signals_of(signed)
+    assert expected in signals_of(letter(page_with_link), envelope_from=f"a@{domain}")
+    assert expected not in signals_of(letter(page_with_link, From=f"a@{domain}"))
+
+
+def test_many_hosts_of_a_signature_are_not_judged_in_the_event_loop() -> None:
+    links = "".join(f"<a href=//a{number}.example.top>x</a>" for number in range(60))
+    signed = letter(links, DKIM_Signature="v=1; d=example.top; s=k; bh=x; b=y")
+    with pytest.raises(NeedsProcess):
+        inspect(signed, Limits(archives=False, phishing=Search()))
+
+
 def test_many_short_pages_take_bounded_time() -> None:
     pages = [f"<p>{number} {'<a href=https://&#97;%41>' * 900}</p>" for number in range(50)]
     assert fair_cpu_s(lambda: inspect(several(*pages), SEARCH)) < 3.0

@@ -140,15 +140,9 @@ def signals(material: Material, sender: Sender) -> Iterator[tuple[str, str]]:
             yield "url:mailto-only", ""
         return
     others = list(_in_text(material)) if material.pages else []
-    own = sender.sites()
-    known = {
-        site: any(site == domain or brands.are_related(site, domain) for domain in own)
-        for site in {target.site for target in (*targets, *others)}
-    }
-    foreign = [target for target in targets if not known[target.site]]
-    beside = {target.host: None for target in others if not known[target.site]}
-    if material.is_inline and len(beside.keys() | {target.host for target in foreign}) > INLINE_HOSTS:
-        raise NeedsProcess
+    known = _known(material, (*targets, *others), sender)
+    foreign = [target for target in targets if not known[target.host]]
+    beside = {target.host: None for target in others if not known[target.host]}
     yield from _codes(material, known)
     yield from _hosts(foreign)
     yield from _imitations(beside, material)
@@ -156,11 +150,35 @@ def signals(material: Material, sender: Sender) -> Iterator[tuple[str, str]]:
     yield from _purpose(targets, foreign, sender)
 
 
+def _known(material: Material, targets: Iterable[Target], sender: Sender) -> dict[str, bool]:
+    """Which hosts belong to the sender.
+
+    A signature and the envelope may name any domain, so they do not make a place for everyone, or an imitation, the
+    sender's own.
+    """
+    sites = {target.host: target.site for target in targets}
+    own = sender.sites()
+    of_author = {site: _is_one_of(site, {sender.site}) for site in set(sites.values())}
+    vouched = {site: _is_one_of(site, own) for site in of_author}
+    known = {host: of_author[site] for host, site in sites.items()}
+    if material.is_inline and len(known) - sum(known.values()) > INLINE_HOSTS:
+        raise NeedsProcess
+    for host, site in sites.items():
+        if vouched[site] and not known[host]:
+            kind = kind_of(host)
+            known[host] = not (kind.is_shortener or kind.is_hosting or kind.imitated)
+    return known
+
+
+def _is_one_of(site: str, own: set[str]) -> bool:
+    return any(site == domain or brands.are_related(site, domain) for domain in own)
+
+
 def _codes(material: Material, known: dict[str, bool]) -> Iterator[tuple[str, str]]:
     """A code that leads away from the sender: on a phone, nobody sees where it leads."""
     for code in material.codes:
         target = _target(material, code)
-        if target and not known.get(target.site, False):
+        if target and not known.get(target.host, False):
             yield "picture:qr-link", target.host
 
 
