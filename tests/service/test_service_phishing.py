@@ -577,6 +577,25 @@ def test_a_text_that_is_not_shown_is_not_read(before: str) -> None:
     assert "text:credentials" not in signals_of(letter(f"<p>Hello</p>{before}{LURE}"))
 
 
+LURE_TEXT = "Your account has been suspended. Verify your account: https://paypal.com.verify.example.top:8080/login"
+HARMLESS = '<p>Minutes of the meeting</p><a href="https://www.example.org/">Home</a>'
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_text_first", "expected"),
+    [("mixed", True, True), ("mixed", False, True), ("alternative", True, False), ("alternative", False, True)],
+)
+def test_a_harmless_page_hid_the_text_that_is_shown_with_it(kind: str, is_text_first: bool, expected: bool) -> None:
+    """Only the text and the links of the page counted. Programs show the text as well, unless it is the first
+    alternative."""
+    types = {"plain": LURE_TEXT, "html": HARMLESS}
+    parts = [f"--x\nContent-Type: text/{name}\n\n{text}\n" for name, text in types.items()]
+    body = "".join(parts if is_text_first else reversed(parts))
+    head = f"From: PayPal <a@shop.example.org>\nContent-Type: multipart/{kind}; boundary=x\n\n"
+    found = signals_of(f"{head}{body}--x--\n".replace("\n", "\r\n").encode())
+    assert ({"text:credentials", "url:port"} <= found.keys()) == expected
+
+
 @pytest.mark.parametrize(
     ("link", "domain", "expected"),
     [

@@ -105,6 +105,7 @@ class _MailInspector(AmbiguityInspector):
         self.pages = 0  # without a name
         self.reads_codes = QR_CODES in limits.formats and limits.look_at_mime
         self.may_be_drawn = False  # a code, in the current text
+        self.alternatives_until = 0  # the end of parts of which programs show one
         self.quoted_until = 0  # the end of an attached mail, whose texts are not those of this one
 
     def finish(self) -> Inspection:
@@ -125,6 +126,8 @@ class _MailInspector(AmbiguityInspector):
             self.addresses(part)
             if part.content_type.startswith("multipart/"):
                 self.named(part.names)
+                if nesting == 0 and part.content_type == "multipart/alternative":
+                    self.alternatives_until = max(self.alternatives_until, part.end)
             else:
                 self.leaf(data, part, nesting)
             if nesting:
@@ -314,12 +317,17 @@ class _MailInspector(AmbiguityInspector):
         """Keep the beginning of a text for the detection of phishing. Returns the same texts."""
         first = next(texts, "")
         if self.material is not None:
+            is_beside = not (recognition.is_attached(part) or self.is_other_form(part))
             is_attached = nesting > 0 or bool(part.names) or part is SHOWN_TEXT
             is_html = part.content_type != "text/plain"
-            self.material.add_text(first, is_html=is_html, is_attached=is_attached)
+            self.material.add_text(first, is_html=is_html, is_attached=is_attached, is_beside=is_beside)
             if part.names and not nesting and part.content_type == "text/html" and not recognition.is_attached(part):
                 self.material.add_text(first, is_html=True, is_attached=False)  # also shown in its place (RFC 2183)
         return chain((first,), texts)
+
+    def is_other_form(self, part: Part) -> bool:
+        """Whether a text is probably that of the page that follows it: programs prefer the last alternative."""
+        return part.body < self.alternatives_until and self.material is not None and not self.material.sources
 
     def may_have_files(self, texts: Iterable[str], part: Part) -> bool:
         """Search for links. Returns whether browsers may find files there, too."""

@@ -53,10 +53,16 @@ _DOCUMENT = re.compile(r"\.(?:pdf|docx?|xlsx?|one)\s*$")
 def texts_of(material: Material) -> list[str]:
     """What a reader sees first, in lower case: of several pages, nobody knows which one a program shows."""
     texts = list(dict.fromkeys(page.text for page in material.pages if page.text))
+    if texts and material.beside.strip():
+        texts.append(_in_one_line(material.beside))
     if texts:
         share = max(MAX_TEXT // len(texts), LEAST_TEXT)
         return [text[:share] for text in texts]
-    return [" ".join(material.plain[: 2 * MAX_TEXT].split()).lower()[:MAX_TEXT]]
+    return [_in_one_line(material.plain)]
+
+
+def _in_one_line(text: str) -> str:
+    return " ".join(text[: 2 * MAX_TEXT].split()).lower()[:MAX_TEXT]
 
 
 def signals(material: Material, sender: Sender, text: str) -> Iterator[tuple[str, str]]:

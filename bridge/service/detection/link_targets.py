@@ -47,7 +47,8 @@ class Target(NamedTuple):
 def all_of(material: Material) -> tuple[list[Target], int]:
     """Every link, those of pages first, and the number of links that write a mail.
 
-    Those of a plain text count if the pages have none. Else most of them are the same links in another form.
+    Those of a plain text count if the pages have none, or if it is shown beside them. Else most of them are the same
+    links in another form.
     """
     found: list[Target | None] = []
     mailto = 0
@@ -61,11 +62,11 @@ def all_of(material: Material) -> tuple[list[Target], int]:
     targets = list(filter(None, found))[:MAX_TARGETS]
     is_plain = not targets
     targets += filter(None, (_target(material, code) for code in material.codes))
-    return (targets + list(_in_text(material)) if is_plain else targets), mailto
+    return targets + list(_in_text(material, material.plain if is_plain else material.beside)), mailto
 
 
-def _in_text(material: Material) -> Iterator[Target]:
-    for match in islice(_IN_TEXT.finditer(material.plain), MAX_TARGETS):
+def _in_text(material: Material, text: str) -> Iterator[Target]:
+    for match in islice(_IN_TEXT.finditer(text), MAX_TARGETS):
         for link in dict.fromkeys((match[0], _WORD.split(match[0], maxsplit=1)[0])):  # a quote may or may not end it
             address = link_address.read(link)
             if address:
@@ -139,7 +140,7 @@ def signals(material: Material, sender: Sender) -> Iterator[tuple[str, str]]:
         if mailto:
             yield "url:mailto-only", ""
         return
-    others = list(_in_text(material)) if material.pages else []
+    others = list(_in_text(material, material.plain)) if material.pages else []
     known = _known(material, (*targets, *others), sender)
     foreign = [target for target in targets if not known[target.host]]
     beside = {target.host: None for target in others if not known[target.host]}

@@ -23,6 +23,7 @@ class Material:
     sources: list[str] = field(default_factory=list)  # pages of the mail itself
     attached_sources: list[str] = field(default_factory=list)
     plain: str = ""
+    beside: str = ""  # of the plain text: what is shown besides pages, not instead of them
     codes: list[str] = field(default_factory=list)  # links in QR codes
     is_cut: bool = False  # more pages, or longer ones, than are read
     names: list[str] = field(default_factory=list)  # of attached files, in lower case
@@ -36,7 +37,7 @@ class Material:
     def first(self, name: str) -> str:
         return next((value for key, value in self.fields if key == name), "")
 
-    def add_text(self, text: str, *, is_html: bool, is_attached: bool) -> None:
+    def add_text(self, text: str, *, is_html: bool, is_attached: bool, is_beside: bool = False) -> None:
         if is_html or is_attached:
             sources = self.attached_sources if is_attached else self.sources
             room = page.MAX_SOURCE - sum(map(len, sources[MAX_PAGES:]))
@@ -46,6 +47,8 @@ class Material:
                 sources.append(text[: page.MAX_SOURCE])
         elif len(self.plain) < MAX_PLAIN:
             self.plain += text[: MAX_PLAIN - len(self.plain)] + "\n"
+            if is_beside and len(self.beside) < MAX_PLAIN:
+                self.beside += text[: MAX_PLAIN - len(self.beside)] + "\n"
 
     def add_codes(self, links: Collection[str]) -> None:
         self.codes += list(links)[: MAX_CODES - len(self.codes)]
