@@ -72,7 +72,7 @@ class AmbiguityInspector(FileInspector):
         except file_names.TooManyNames:
             raise TooMuch("names") from None
         self.reading.take(NAME_WORK * len(found))
-        self.named(found)
+        self.tag_names(found)
         return found
 
     def readings(self, data: Buffer, doubts: set[str], nesting: int) -> None:
@@ -94,7 +94,7 @@ class AmbiguityInspector(FileInspector):
             except file_names.TooManyNames:
                 raise TooMuch("names") from None
         self.reading.take(NAME_WORK * len(names))
-        self.named(names)
+        self.tag_names(names)
         for text in dict.fromkeys((whole, *quoted)):
             words_only = base64_text.without_base64(text)
             self.text(words_only, 0, len(words_only), ANY_TEXT, nesting)

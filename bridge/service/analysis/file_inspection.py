@@ -118,7 +118,7 @@ class FileInspector(WrappedFileInspector):
         """Whether programs may take it for something else: it is broken, or nothing is in it."""
         if not archives.is_opened(kind, LIBARCHIVE in self.limits.formats):
             self.found.tags.add(UNOPENED)
-            self.named(archives.inner_names(names))
+            self.tag_names(archives.inner_names(names))
             return False
         if not self.limits.archives:
             raise NeedsProcess
@@ -153,7 +153,7 @@ class FileInspector(WrappedFileInspector):
     def member(self, member: archives.Member, kind: str, nesting: int) -> None:
         """A file in an archive or a document of this kind."""
         self.found.tags.update(member.tags)
-        self.linked(member.links)
+        self.collect_links(member.links)
         if self.material is not None and QR_LINK in member.tags:
             self.material.add_codes(member.links)
         if member.limit:
@@ -165,7 +165,7 @@ class FileInspector(WrappedFileInspector):
             return
         if member.broken:
             self.damage(is_cut_off=member.is_cut_off)
-        self.names(member.names, "", member.content or b"")
+        self.tag_file(member.names, "", member.content or b"")
         if any(map(file_types.is_macro_member, member.names)):
             self.found.tags.add("mime:macro")
         if member.content is not None:
@@ -188,7 +188,7 @@ class FileInspector(WrappedFileInspector):
             self.text(content, 0, len(content), SHOWN_TEXT, nesting)  # else a page would hide its links in an archive
         elif kind in MAY_HAVE_TEXT and file_types.is_text(content):
             if file_types.is_binary(content):  # as text, its bytes would be thousands of odd hosts
-                self.linked(binary_links.links(content, self.budget))
+                self.collect_links(binary_links.links(content, self.budget))
             else:
                 self.text(content, 0, len(content), SHOWN_TEXT, nesting)
         self.wrapped(content, member.names, nesting)

@@ -122,10 +122,10 @@ class _MailInspector(AmbiguityInspector):
             if part.depth == 0 and outermost:
                 self.header(part)
                 outermost = False
-            self.named(part.titles)
+            self.tag_names(part.titles)
             self.addresses(part)
             if part.content_type.startswith("multipart/"):
-                self.named(part.names)
+                self.tag_names(part.names)
                 if nesting == 0 and part.content_type == "multipart/alternative":
                     self.alternatives_until = max(self.alternatives_until, part.end)
             else:
@@ -253,11 +253,11 @@ class _MailInspector(AmbiguityInspector):
         """
         for name, value in part.fields if self.limits.look_at_urls else ():
             if name in _ADDRESSES or (name == "content-type" and part.content_type == "message/external-body"):
-                self.linked(words.decode_words("".join(value.split())).replace('"', "<").split("<"))
+                self.collect_links(words.decode_words("".join(value.split())).replace('"', "<").split("<"))
 
     def message_file(self, data: Buffer, part: Part, nesting: int) -> None:
         """A message with a name is a file as well: programs save it as it is if they do not know its type."""
-        self.named(part.names)
+        self.tag_names(part.names)
         names = {name for name in part.names if not recognition.is_mail_name(name)}
         if names and self.limits.look_at_mime:
             file = replace(part, content_type="application/octet-stream", names=names, doubts=set())
@@ -352,7 +352,7 @@ class _MailInspector(AmbiguityInspector):
     def page_reading(self, text: str, nesting: int, done: dict[page_files.PageFile, None]) -> None:
         lower = page_text.ascii_lower(text)
         names = page_files.names(text, lower)
-        self.named(names)
+        self.tag_names(names)
         is_saved = has_download(lower)
         addresses = page_files.files(text, lambda length: self.reading.take(PAGE_FILE_WORK * length))
         for number, file in enumerate(addresses):
@@ -364,7 +364,7 @@ class _MailInspector(AmbiguityInspector):
             done[file] = None
             self.reading.take(PART_WORK)
             self.signatures(file.content)
-            self.names([""], file.content_type, file.content)
+            self.tag_file([""], file.content_type, file.content)
             if is_saved and file_types.is_program_type(file.content_type):
                 self.found.tags.add("mime:executable")
             with self.hidden_from_engines(is_hidden):
@@ -387,7 +387,7 @@ class _MailInspector(AmbiguityInspector):
     def attachment(self, content: bytes, part: Part, nesting: int) -> None:
         if self.material is not None and nesting == 0:
             self.material.add_file(part.names, part.content_type)
-        self.names(part.names or {""}, part.content_type, content)
+        self.tag_file(part.names or {""}, part.content_type, content)
         if not any(map(file_types.extension_of, part.names)):
             self.unnamed(content, part)
         if recognition.is_shown(part, content):
@@ -418,7 +418,7 @@ class _MailInspector(AmbiguityInspector):
         is_text = part.content_type.startswith("text/")  # whose subject may be about a file
         if not is_text and not part.names and not file_types.family_of(content) and not archives.kind_of(content):
             for subject in part.values("subject"):  # some programs name a mail that is a file after its subject
-                self.named(file_names.titles(subject))
+                self.tag_names(file_names.titles(subject))
 
 
 def _is_only_text(data: Buffer, part: Part) -> bool:

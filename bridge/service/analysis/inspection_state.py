@@ -65,18 +65,18 @@ class InspectionState:
         if data.find(GTUBE) >= 0:
             self.found.tags.add("spam:gtube")
 
-    def named(self, names: Collection[str]) -> None:
-        """Names that a program may show, of a container or of no part in particular."""
+    def tag_names(self, names: Collection[str]) -> None:
+        """Add the tags for names that a program may show, of a container or of no part in particular."""
         for name in names:
             self.found.tags |= file_types.tags_of(name, "", b"")
 
-    def names(self, names: Collection[str], content_type: str, content: bytes) -> None:
-        """Whatever the names, the whole content is searched only once; its beginning is enough to tell the type."""
+    def tag_file(self, names: Collection[str], content_type: str, content: bytes) -> None:
+        """Add the tags for a file. Its content is searched once, whatever its names; its beginning tells the type."""
         self.budget.take_work(NAME_COST * len(names))
         for number, name in enumerate(names):
             self.found.tags |= file_types.tags_of(name, content_type, content if number == 0 else content[:BEGINNING])
 
-    def linked(self, links: Collection[str]) -> None:
+    def collect_links(self, links: Collection[str]) -> None:
         """Links outside of any text: in codes, documents and the like."""
         for link in links if self.limits.look_at_urls else ():
             self.budget.take_work(LINK_COST + len(link))

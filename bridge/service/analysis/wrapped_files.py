@@ -117,7 +117,7 @@ class WrappedFileInspector(InspectionState, ABC):
         if not self.limits.archives and file_types.family_of(content) != file_types.IMAGE:
             raise NeedsProcess
         self.signatures(content)
-        self.names(names or [""], "", content)
+        self.tag_file(names or [""], "", content)
         self.show(content, names)
         if file_types.is_text(content):  # perhaps a description with links
             self.text(content, 0, len(content), SHOWN_TEXT, nesting)
@@ -137,7 +137,7 @@ class WrappedFileInspector(InspectionState, ABC):
         if not self.limits.archives:
             raise NeedsProcess
         self.reading.take_text(content)
-        self.named([name.rpartition(".")[0] for name in names])
+        self.tag_names([name.rpartition(".")[0] for name in names])
         with self.hidden_from_engines():
             self.decoded_files(encodings.readings(content), nesting)
 
@@ -172,7 +172,7 @@ class WrappedFileInspector(InspectionState, ABC):
         self.show(message, ())
         self.signatures(message)
         if stems:
-            self.names(stems, "", message)
+            self.tag_file(stems, "", message)
             self.wrapped(message, stems, nesting)  # signed again, for example: `invoice.pdf.p7m.p7m`
             self.file(message, stems, nesting + 1)
         if readings.may_be_mail(message.replace(b"\0", b"")):
