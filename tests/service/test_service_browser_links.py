@@ -447,7 +447,7 @@ def test_many_lookalikes_in_a_plain_text_kept_a_process_busy() -> None:
     page = '<a href="https://good.example/">x</a>' + '<img src="https://a.example/x">' * 30_000
     material = Material(plain=text, sources=[page] * 4)
     material.read()
-    hosts = [target.host for target in link_targets._in_text(material)]
+    hosts = [target.host for target in link_targets._in_text(material, material.plain)]
     found: list[tuple[str, str]] = []
     assert fair_cpu_s(lambda: found.extend(link_targets._imitations(hosts, material))) < 1
     assert len(found) == 600
