@@ -40,7 +40,7 @@ _ESCAPES = (
 # In lower case: a property with such a link as its value, behind its parameters, and a group in a business card.
 _SCRIPTS, _FILES = ("javascript:", "vbscript:", "data:text/html"), ("file:", "\\\\", "//")
 _LINK = re.compile(
-    r"^(?:[a-z0-9-]{1,60}+\.)?+([a-z0-9-]{1,60}+)(?=[;:])[^:\"\n]*+(?:\"[^\"\n]*+\"[^:\"\n]*+)*+:\s{0,99}+"
+    r"^(?:[a-z0-9-]{1,60}+\.)?([a-z0-9-]{1,60}+)(?=[;:])[^:\"\n]*+(?:\"[^\"\n]*+\"[^:\"\n]*+)*:\s{0,99}+"
     rf"((?:{'|'.join(_SCRIPTS)}|file:|\\\\|//|(?:{'|'.join(sorted(STARTING))}):(?=\S))[^\n]*+)",
     re.MULTILINE,
 )
