@@ -34,7 +34,7 @@ class Postfix:
         (directory / "maillog").touch()
         (directory / "maillog").chmod(0o666)  # after a crash, Postfix writes to the log as its own user
         main = _MAIN_CF.format(directory=directory, destination=destination)
-        (self._config / "main.cf").write_text(main + settings)
+        (self._config / "main.cf").write_text(_without(main, settings) + settings)
         (self._config / "master.cf").write_text(f"{services}\n{_MASTER_CF}")
         for name in ("main.cf", "master.cf"):
             os.utime(self._config / name, (0, 0))  # Postfix waits two seconds for a file that has just changed
@@ -82,6 +82,16 @@ class Postfix:
         found = until(lambda: re.search(pattern, self.log()), f"{pattern} in Postfix's log")
         assert found
         return found
+
+
+def _without(main: str, settings: str) -> str:
+    """The lines of main.cf that `settings` does not replace.
+
+    For each line that is replaced later, every process of Postfix logs a warning when it starts. If eleven of them wait
+    before postlogd has read its own configuration, it waits for itself for ever, and all mail with it (Postfix 3.7).
+    """
+    names = {line.partition("=")[0].strip() for line in settings.splitlines()}
+    return "".join(line for line in main.splitlines(keepends=True) if line.partition("=")[0].strip() not in names)
 
 
 _MAIN_CF = """\
