@@ -1,4 +1,4 @@
-"""Early refusals: what a mail is refused for before it is complete, so that no content is sent in vain.
+"""Early refusals: what a mail is refused for before it is complete, so that its client need not send the rest.
 
 At MAIL: no capacity, or too much mail from one client. At RCPT: a list, or a recipient whose tenant is uncertain.
 During the transfer: a mail that is too large or not clean SMTP. Refusals that concern a mail or a recipient are logged

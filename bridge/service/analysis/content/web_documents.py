@@ -16,7 +16,7 @@ from bridge.service.analysis.content import recognition
 from bridge.service.analysis.content.unpacking import Budget
 
 _TEMPLATE, _FIELD, _BASE = "attachedtemplate", "field-begin", "hyperlinkbase"
-_MACROS = "edit-time-data"  # with a template of its own
+_MACROS = "edit-time-data"  # the file with the macros
 _PARTS = (_MACROS, "ole-object-data", "main-file", "file-list")
 _MARKS = (_TEMPLATE, _FIELD, _BASE, *_PARTS)
 _TEMPLATE_TAG = re.compile(r"<(?:[^\s<>:/]++:)?attachedtemplate\s([^<>]*+)")
